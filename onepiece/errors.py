@@ -1,0 +1,199 @@
+"""What a user, an operator or a stage can be told; named by what they can do about it.
+
+::
+
+    OnePieceError
+      DefinitionError       a stage or workflow is written wrongly; raised at import
+        WiringError             an output does not fit the input it is wired to; both schemas are named
+      ConfigError           a flag, variable or file holds something unusable
+      Rejected              not accepted: try later or elsewhere
+        UnknownWorkflow         no such workflow; known ones are listed
+        InvalidInput            a field is unknown, missing or of the wrong type
+        PayloadTooLarge         the body exceeds a bound
+        NotReady                stages of the workflow are not loaded (yet)
+        Overloaded              too many requests in flight
+      RequestFailed         accepted, and ended without a result
+        StageFailed             the stage's own code raised, or returned what its signature denies
+        NodeLost                the node that held the work is gone
+        DeadlineExceeded        the deadline passed
+        RequestCancelled        somebody cancelled it
+        StoreFull               the result store's byte budget is used up
+        JoinBudgetExceeded      inputs waiting for their siblings exceed the actor's budget
+      UnknownRequest        no such UID here
+      ResultGone            it was there; it has been fetched or its time to live is over
+      PlacementError        a stage fits on no device
+      SchemaMismatch        two nodes hold different versions of a workflow; both schemas are named
+      NodeUnreachable       the address does not answer
+
+Every error survives the wire: ``to_wire`` gives its name, message and fields; ``from_wire`` builds
+the same class again. An unknown name becomes a plain ``OnePieceError`` that keeps name and message.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class OnePieceError(Exception):
+    """The root of everything ``onepiece`` raises on purpose.
+
+    Args:
+        message: What happened, to which request, stage, node or address, and what to do next.
+        **fields: The same, for machines; CBOR-able values only.
+    """
+
+    retryable: ClassVar[bool] = False
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self).__name__, self.message, self.fields)
+
+    def to_wire(self) -> dict[str, Any]:
+        """The error as a map of plain values."""
+        return {
+            "error": type(self).__name__,
+            "message": self.message,
+            "fields": self.fields,
+            "retryable": self.retryable,
+        }
+
+    @staticmethod
+    def from_wire(wire: Mapping[str, Any]) -> "OnePieceError":
+        """Build the error that ``to_wire`` described."""
+        return _rebuild(str(wire.get("error")), str(wire.get("message")), dict(wire.get("fields") or {}))
+
+
+class DefinitionError(OnePieceError):
+    """A stage or a workflow is written wrongly; raised where it is defined."""
+
+
+class WiringError(DefinitionError):
+    """An output does not fit the input it is wired to."""
+
+
+class ConfigError(OnePieceError):
+    """A flag, an environment variable or the file holds something unusable; the message names it."""
+
+
+class Rejected(OnePieceError):
+    """The request was not accepted; nothing of it is kept."""
+
+    http_status = 422
+
+
+class UnknownWorkflow(Rejected):
+    """No workflow of this name is registered; the message lists those that are."""
+
+    http_status = 404
+
+
+class InvalidInput(Rejected):
+    """An input is unknown, missing, or not what the workflow's signature says; the field is named."""
+
+
+class PayloadTooLarge(Rejected):
+    """The body or one of its fields exceeds a bound, which the message names."""
+
+    http_status = 413
+
+
+class NotReady(Rejected):
+    """The workflow's stages are not all loaded."""
+
+    retryable = True
+    http_status = 503
+
+
+class Overloaded(Rejected):
+    """The set has as many requests in flight as it may."""
+
+    retryable = True
+    http_status = 429
+
+
+class RequestFailed(OnePieceError):
+    """An accepted request ended without a result."""
+
+
+class StageFailed(RequestFailed):
+    """A stage's own code failed; ``fields`` hold stage, node and the end of the traceback."""
+
+
+class NodeLost(RequestFailed):
+    """The node that held the request's work died."""
+
+    retryable = True
+    http_status = 502
+
+
+class DeadlineExceeded(RequestFailed):
+    """The deadline passed before the result was there."""
+
+    http_status = 504
+
+
+class RequestCancelled(RequestFailed):
+    """The request was cancelled."""
+
+    http_status = 409
+
+
+class StoreFull(RequestFailed):
+    """The result store's byte budget is used up."""
+
+    retryable = True
+    http_status = 507
+
+
+class JoinBudgetExceeded(RequestFailed):
+    """Inputs that wait for their siblings exceed the actor's budget."""
+
+    retryable = True
+    http_status = 507
+
+
+class UnknownRequest(OnePieceError):
+    """No request of this UID is known here."""
+
+    http_status = 404
+
+
+class ResultGone(OnePieceError):
+    """The result was fetched already, or its time to live is over."""
+
+    http_status = 410
+
+
+class PlacementError(OnePieceError):
+    """A stage fits on no device; the message names its need and what the devices have."""
+
+    http_status = 503
+
+
+class SchemaMismatch(OnePieceError):
+    """Two nodes hold different versions of a workflow; the message names both schemas."""
+
+
+class NodeUnreachable(OnePieceError):
+    """Nobody answers at the address."""
+
+    retryable = True
+    http_status = 503
+
+
+def _all_kinds(root: type[OnePieceError]) -> dict[str, type[OnePieceError]]:
+    kinds = {root.__name__: root}
+    for kind in root.__subclasses__():
+        kinds.update(_all_kinds(kind))
+    return kinds
+
+
+def _rebuild(name: str, message: str, fields: dict[str, Any]) -> OnePieceError:
+    kind = _all_kinds(OnePieceError).get(name)
+    if kind is None:
+        return OnePieceError(f"{name}: {message}", **fields)
+    return kind(message, **fields)

@@ -1,0 +1,61 @@
+"""Addresses: ``scheme://host:port/name?option=value``.
+
+The part before the name says where a process listens; the name says which of its regions is meant
+(``control``, ``actor/7``). Hosts of IPv6 stand in brackets. ``local`` addresses have no port.
+"""
+
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from attrs import evolve, field, frozen
+
+from transports.errors import AddressError
+
+_FORM = "expected scheme://host:port[/name], for example tcp://127.0.0.1:7070"
+
+
+@frozen
+class Address:
+    """Where a transport listens or connects to."""
+
+    scheme: str
+    host: str
+    port: int = 0
+    name: str = ""
+    options: Mapping[str, str] = field(factory=dict, hash=False)
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Read an address; raises ``AddressError`` saying what is wrong with it."""
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError as error:
+            raise AddressError(f"{text!r} is no address ({error}); {_FORM}") from error
+        if not parts.scheme or not parts.netloc or not parts.hostname:
+            raise AddressError(f"{text!r} is no address; {_FORM}")
+        if parts.username is not None or parts.fragment:
+            raise AddressError(f"{text!r} has a user or a fragment, which no transport knows; {_FORM}")
+        return cls(
+            scheme=parts.scheme,
+            host=parts.hostname,
+            port=port or 0,
+            name=unquote(parts.path.lstrip("/")),
+            options=dict(parse_qsl(parts.query)),
+        )
+
+    def region(self, name: str) -> "Address":
+        """The same place, another region."""
+        return evolve(self, name=name)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Only this machine can reach it."""
+        return self.scheme == "local" or self.host in {"localhost", "::1"} or self.host.startswith("127.")
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = f":{self.port}" if self.port or self.scheme != "local" else ""
+        name = f"/{quote(self.name)}" if self.name else ""
+        query = f"?{urlencode(self.options)}" if self.options else ""
+        return f"{self.scheme}://{host}{port}{name}{query}"

@@ -1,0 +1,209 @@
+"""One-sided access to another host's memory: what every transport implements.
+
+Two sides::
+
+    producer's host                                 owner's host
+    Transport.connect(address, hello)  ---------->  Listener, Region.accept(hello) -> welcome
+    RemoteMemory (one *session*)       read/cas/..  Region.view (plain memory, never copied)
+                                       post -------> Region.on_notify()
+                                                    Region.fence(session)
+
+A transport carries bytes and words; it knows nothing of rings, messages or requests. ``hello`` and
+``welcome`` are short opaque byte strings by which the layer above agrees on identity, generation
+and geometry; the number of the session is chosen by the owner's ``accept``.
+"""
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TypeAlias
+
+from attrs import field, frozen
+
+from transports.address import Address
+from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded
+
+
+class Atomics(enum.Enum):
+    """Who executes compare-and-swap and fetch-and-add."""
+
+    ADAPTER = "adapter"
+    """The network adapter: atomic among remote peers, perhaps not with the owner's processor."""
+    OWNER = "owner"
+    """The owner's runtime, on receipt of a message."""
+
+
+@frozen
+class Capabilities:
+    """What a transport can do; programs and channels choose by it, never by a scheme's name."""
+
+    atomics: Atomics
+    one_sided: bool
+    """Writes and reads land without the owner's processor."""
+    fences_sessions: bool
+    """One session can be revoked alone; otherwise the whole region is retired."""
+    guarded_bytes_max: int = 0
+    """Largest chain that may ride behind a swap in one ``Guarded``; 0: not supported."""
+    zero_copy_send: bool = True
+    """Buffers are handed to the wire without being joined or copied in user space."""
+
+
+@frozen
+class Accepted:
+    """The owner's answer to a producer that may write: the session's number and the welcome."""
+
+    session: int
+    welcome: bytes
+
+
+@frozen
+class Options:
+    """Settings of one listener or connection; bounds and secrets, no behaviour of the ring."""
+
+    secret: bytes | None = field(default=None, repr=False)
+    """Cluster secret, proven by challenge and response in the handshake; never sent."""
+    connect_timeout_seconds: float = 5.0
+    operation_timeout_seconds: float = 30.0
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_authority: str | None = None
+
+
+Accept: TypeAlias = Callable[[bytes], Accepted]
+"""Called with a producer's hello; raises ``HandshakeRefused`` with the reason to say no."""
+
+
+class RemoteMemory(ABC):
+    """A session: one producer's access to one region.
+
+    Every method may raise ``PeerLost`` (connection gone), ``SessionFenced`` (the owner revoked us),
+    ``ChannelClosed`` (we closed it) or ``OperationTimeout``. After any of the first three every
+    later call raises the same. Cancelling a call leaves the operation posted: it may still take
+    place.
+    """
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this session's wire can do."""
+
+    @property
+    @abstractmethod
+    def session(self) -> int:
+        """The number the owner gave this session."""
+
+    @property
+    @abstractmethod
+    def welcome(self) -> bytes:
+        """What the owner answered to our hello."""
+
+    @abstractmethod
+    async def read(self, offset: int, length: int) -> Bytes:
+        """Fetch bytes of the region."""
+
+    @abstractmethod
+    async def compare_and_swap(self, swap: CompareAndSwap) -> int | Expired:
+        """Swap a word; the word found is the outcome."""
+
+    @abstractmethod
+    async def fetch_and_add(self, offset: int, addend: int) -> int:
+        """Add to a word, modulo 2**64; the word found is the outcome."""
+
+    @abstractmethod
+    async def post(self, chain: Chain) -> None:
+        """Post writes in order; returns when they are accepted for sending, not when they landed.
+
+        Applies back-pressure: while the send queue is full the call waits.
+        """
+
+    @abstractmethod
+    async def guarded(self, guarded: Guarded) -> int | Expired:
+        """Swap and, if it took place, the chain; only where ``guarded_bytes_max`` allows it."""
+
+    @abstractmethod
+    async def wait_notified(self, timeout_seconds: float) -> bool:
+        """Wait for a nudge from the owner that its ring moved; False when the time is over.
+
+        Where the wire has no such nudge this is a plain wait.
+        """
+
+    @abstractmethod
+    async def flush(self) -> None:
+        """Return when all that was posted before has landed."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the session; idempotent. What was posted may or may not land."""
+
+
+class Region(ABC):
+    """A registered block of the owner's memory, served under a name."""
+
+    @property
+    @abstractmethod
+    def view(self) -> memoryview:
+        """The memory itself: writable, format ``B``, 64-byte aligned."""
+
+    @property
+    @abstractmethod
+    def address(self) -> Address:
+        """Where producers connect to, name included."""
+
+    @abstractmethod
+    async def fence(self, sessions: Sequence[int]) -> None:
+        """Revoke these sessions; when it returns no write of theirs can land any more.
+
+        Unknown or already closed sessions are no error.
+        """
+
+    @abstractmethod
+    def nudge(self) -> None:
+        """Wake producers that wait for room (``RemoteMemory.wait_notified``)."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Revoke all sessions and stop serving the name; idempotent."""
+
+
+class Listener(ABC):
+    """A bound address under which regions are served."""
+
+    @property
+    @abstractmethod
+    def address(self) -> Address:
+        """The address really bound (a port 0 is replaced by the port given)."""
+
+    @abstractmethod
+    async def register(
+        self,
+        name: str,
+        size_bytes: int,
+        *,
+        accept: Accept,
+        on_notify: Callable[[], None],
+        on_session_lost: Callable[[int], None],
+    ) -> Region:
+        """Serve ``size_bytes`` of zeroed memory under ``name``.
+
+        ``on_notify`` runs on the event loop after a chain with ``notify`` landed; ``on_session_lost``
+        when a session ended without a fence (its process died or closed it). Raises ``ValueError``
+        if the name is taken.
+        """
+
+
+class Transport(ABC):
+    """A scheme's implementation; stateless but for what its listeners hold."""
+
+    scheme: str
+
+    @abstractmethod
+    def listen(self, address: Address, options: Options) -> AbstractAsyncContextManager[Listener]:
+        """Bind; raises ``ListenFailed``. Leaving the context closes every region and session."""
+
+    @abstractmethod
+    async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
+        """Open a session on the region that ``address`` names.
+
+        Raises ``ConnectFailed``, ``HandshakeRefused`` and its kinds, ``OperationTimeout``.
+        """
