@@ -6,7 +6,7 @@
         |          |-----> FAILED      (StageFailed, NodeLost, DeadlineExceeded, ...)
         |----------+-----> CANCELLED
 
-Events of one request carry ``sequence`` from 0 without gaps, so that a client that reconnects goes
+Events of one request carry a strictly growing ``sequence``, so that a client that reconnects goes
 on where it stopped. Progress and previews may be dropped (a newer one replaces an older one that was
 not yet sent); all others are kept as long as the request's record.
 """

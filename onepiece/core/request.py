@@ -1,0 +1,427 @@
+"""The requests one proxy owns: a pure table of records.
+
+**What it promises.** A request that was accepted ends in exactly one final state, FINISHED, FAILED or
+CANCELLED, and the first event that ends it wins: whatever arrives later for it changes nothing. Once
+it has ended no stage of it is left running without having been told to stop. It never waits for ever:
+it ends at its deadline at the latest, and every request has one.
+
+**What it knows.** For each graph node of each request the state (pending, queued, running, finished)
+and the cluster node it is at or on its way to. So when a node dies, exactly the requests that had
+unfinished work there end in ``NodeLost``.
+
+**What it does not survive.** The death of the proxy itself: the records are in memory.
+
+::
+
+    Accepted -> ACCEPTED --first report--> RUNNING --ResultArrived--> FINISHED
+                   |                          |----- RequestBroke, NodesDied, deadline --> FAILED
+                   +--------------------------+----- CancelAsked --> CANCELLED
+
+Time is ``now``: seconds since the epoch, given with each event.
+"""
+
+import heapq
+import itertools
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from attrs import define, evolve, field, frozen
+
+from onepiece.errors import DeadlineExceeded, NodeLost, RequestCancelled, UnknownRequest
+from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus
+
+PENDING: Final = "pending"
+QUEUED: Final = "queued"
+RUNNING: Final = "running"
+FINISHED: Final = "finished"
+
+_ORDER: Final = {PENDING: 0, QUEUED: 1, RUNNING: 2, FINISHED: 3}
+_STAGE_STATES: Final = {
+    EventKind.QUEUED: QUEUED,
+    EventKind.STAGE_STARTED: RUNNING,
+    EventKind.STAGE_FINISHED: FINISHED,
+}
+_LOSSY: Final = {EventKind.PROGRESS, EventKind.PREVIEW}
+_FINAL_KINDS: Final = {
+    RequestState.FINISHED: EventKind.FINISHED,
+    RequestState.FAILED: EventKind.FAILED,
+    RequestState.CANCELLED: EventKind.CANCELLED,
+}
+
+
+@frozen
+class Accepted:
+    """A request was admitted; ``heading`` says to which node each entry stage's inputs go."""
+
+    uid: str
+    workflow: str
+    stages: tuple[str, ...]
+    deadline_at: float
+    key: str | None = None
+
+
+@frozen
+class InputsSent:
+    """The workflow's inputs are on their way to these nodes."""
+
+    uid: str
+    heading: Mapping[str, str]
+
+
+@frozen
+class StageReported:
+    """An actor said something about a stage of the request."""
+
+    uid: str
+    kind: EventKind
+    stage: str
+    node_id: str
+    at: float
+    detail: Mapping[str, Any] = field(factory=dict)
+    heading: Mapping[str, str] = field(factory=dict)
+
+
+@frozen
+class ResultArrived:
+    """The result is durable."""
+
+    uid: str
+    result_bytes: int
+    content_type: str
+
+
+@frozen
+class RequestBroke:
+    """Somebody could not go on with it."""
+
+    uid: str
+    stage: str | None
+    node_id: str | None
+    error: Mapping[str, Any]
+
+
+@frozen
+class CancelAsked:
+    """A client wants it stopped."""
+
+    uid: str
+
+
+@frozen
+class NodesDied:
+    """These nodes are gone with all they held."""
+
+    node_ids: frozenset[str]
+
+
+@frozen
+class Tick:
+    """Time has passed."""
+
+
+Event: TypeAlias = (
+    Accepted | InputsSent | StageReported | ResultArrived | RequestBroke | CancelAsked | NodesDied | Tick
+)
+
+
+@frozen
+class Publish:
+    """Tell whoever follows the request."""
+
+    event: RequestEvent
+
+
+@frozen
+class StopStages:
+    """Tell every node that may hold work of the request to drop it."""
+
+    uid: str
+    reason: Mapping[str, Any]
+
+
+@frozen
+class Settled:
+    """The request has ended; its place in the budget is free."""
+
+    uid: str
+    workflow: str
+    state: RequestState
+
+
+Effect: TypeAlias = Publish | StopStages | Settled
+
+
+@define
+class _Record:
+    status: RequestStatus
+    locations: dict[str, str] = field(factory=dict)
+    events: list[RequestEvent] = field(factory=list)
+    next_sequence: int = 0
+
+
+@define
+class RequestTable:
+    """The records of one proxy, bounded: ended ones are forgotten, oldest first.
+
+    Args:
+        records_max: How many ended requests are kept; live ones are never dropped, the budget of the
+            proxy bounds those.
+        events_max: How many events are kept for one request; beyond it old progress is dropped.
+        keep_seconds: How long an ended request's record is kept.
+    """
+
+    records_max: int
+    events_max: int
+    keep_seconds: float
+    _live: dict[str, _Record] = field(factory=dict)
+    _ended: "OrderedDict[str, _Record]" = field(factory=OrderedDict)
+    _keys: dict[str, str] = field(factory=dict)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event; events about unknown or ended requests have no effect."""
+        match event:
+            case Accepted():
+                return self._accept(event, now)
+            case NodesDied():
+                return self._lose(event.node_ids, now)
+            case Tick():
+                self._forget(now)
+                return self._expire(now)
+            case _:
+                record = self._live.get(event.uid)
+                return [] if record is None else self._advance(record, event, now)
+
+    def _advance(
+        self,
+        record: _Record,
+        event: InputsSent | StageReported | ResultArrived | RequestBroke | CancelAsked,
+        now: float,
+    ) -> list[Effect]:
+        match event:
+            case InputsSent():
+                self._head(record, event.heading)
+                return []
+            case StageReported():
+                return self._report(record, event)
+            case ResultArrived():
+                return self._finish(record, event, now)
+            case RequestBroke():
+                return self._fail(record, event.error, now, stage=event.stage, node=event.node_id)
+            case CancelAsked():
+                uid = record.status.uid
+                error = RequestCancelled(f"request {uid} was cancelled", uid=uid)
+                return self._end(record, RequestState.CANCELLED, error.to_wire(), now)
+
+    def next_deadline(self) -> float | None:
+        """When a ``Tick`` is due: the earliest deadline of a live request."""
+        deadlines = (record.status.deadline_at for record in self._live.values())
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def uid_of_key(self, key: str) -> str | None:
+        """The request that was accepted under this idempotency key, if it is still known."""
+        return self._keys.get(key)
+
+    def status(self, uid: str) -> RequestStatus:
+        """Raises ``UnknownRequest``."""
+        return self._record(uid).status
+
+    def events(self, uid: str, after: int) -> list[RequestEvent]:
+        """The kept events with ``sequence > after``; raises ``UnknownRequest``."""
+        return [event for event in self._record(uid).events if event.sequence > after]
+
+    def statuses(self, *, limit: int, state: str | None) -> list[RequestStatus]:
+        """The newest first."""
+        records = itertools.chain(reversed(self._live.values()), reversed(self._ended.values()))
+        wanted = (r.status for r in records if state is None or r.status.state.value == state)
+        newest = heapq.nlargest(limit, wanted, key=lambda status: (status.accepted_at, status.uid))
+        return list(newest)
+
+    def live_count(self) -> int:
+        """Requests that have not ended."""
+        return len(self._live)
+
+    def check_invariants(self) -> None:
+        """What holds between any two events."""
+        assert not self._live.keys() & self._ended.keys()
+        assert len(self._ended) <= self.records_max
+        for uid, record in (*self._live.items(), *self._ended.items()):
+            status = record.status
+            assert uid == status.uid
+            assert status.state.is_final == (uid in self._ended)
+            assert status.state.is_final == (status.finished_at is not None)
+            finals = [event for event in record.events if event.kind in _FINAL_KINDS.values()]
+            assert len(finals) == status.state.is_final
+            sequences = [event.sequence for event in record.events]
+            assert sequences == sorted(set(sequences))
+        for key, uid in self._keys.items():
+            assert self._record(uid).status.key == key
+
+    def _record(self, uid: str) -> _Record:
+        record = self._live.get(uid) or self._ended.get(uid)
+        if record is None:
+            raise UnknownRequest(
+                f"no request {uid!r} is known here; it may have ended long ago, or another proxy took it",
+                uid=uid,
+            )
+        return record
+
+    def _accept(self, event: Accepted, now: float) -> list[Effect]:
+        assert event.uid not in self._live
+        assert event.uid not in self._ended
+        record = _Record(
+            RequestStatus(
+                uid=event.uid,
+                workflow=event.workflow,
+                state=RequestState.ACCEPTED,
+                accepted_at=now,
+                deadline_at=event.deadline_at,
+                finished_at=None,
+                stages=dict.fromkeys(event.stages, PENDING),
+                key=event.key,
+            )
+        )
+        self._live[event.uid] = record
+        if event.key is not None:
+            self._keys[event.key] = event.uid
+        return [self._emit(record, EventKind.ACCEPTED, now)]
+
+    def _head(self, record: _Record, heading: Mapping[str, str]) -> None:
+        """Note where work is on its way to, unless the stage has reported from somewhere already."""
+        for stage, node_id in heading.items():
+            if record.status.stages.get(stage, PENDING) == PENDING:
+                record.locations[stage] = node_id
+
+    def _report(self, record: _Record, event: StageReported) -> list[Effect]:
+        self._head(record, event.heading)
+        known = record.status.stages.get(event.stage)
+        if known is None:
+            return []
+        state = _STAGE_STATES.get(event.kind, known)
+        if _ORDER[state] < _ORDER[known]:
+            state = known
+        record.locations[event.stage] = event.node_id
+        record.status = evolve(
+            record.status,
+            state=RequestState.RUNNING,
+            stages={**record.status.stages, event.stage: state},
+        )
+        return [
+            self._emit(
+                record, event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
+            )
+        ]
+
+    def _finish(self, record: _Record, event: ResultArrived, now: float) -> list[Effect]:
+        record.status = evolve(
+            record.status,
+            result_bytes=event.result_bytes,
+            content_type=event.content_type,
+            stages=dict.fromkeys(record.status.stages, FINISHED),
+        )
+        detail = {"result_bytes": event.result_bytes, "content_type": event.content_type}
+        return self._end(record, RequestState.FINISHED, None, now, detail=detail)
+
+    def _fail(
+        self,
+        record: _Record,
+        error: Mapping[str, Any],
+        now: float,
+        *,
+        stage: str | None = None,
+        node: str | None = None,
+    ) -> list[Effect]:
+        return self._end(record, RequestState.FAILED, error, now, stage=stage, node=node)
+
+    def _end(
+        self,
+        record: _Record,
+        state: RequestState,
+        error: Mapping[str, Any] | None,
+        now: float,
+        *,
+        stage: str | None = None,
+        node: str | None = None,
+        detail: Mapping[str, Any] | None = None,
+    ) -> list[Effect]:
+        assert state.is_final
+        status = record.status = evolve(record.status, state=state, finished_at=now, error=error)
+        final = self._emit(
+            record, _FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {}
+        )
+        effects: list[Effect] = [final, Settled(status.uid, status.workflow, state)]
+        if error is not None:
+            effects.append(StopStages(status.uid, error))
+        self._ended[status.uid] = self._live.pop(status.uid)
+        self._forget(now)
+        return effects
+
+    def _lose(self, node_ids: frozenset[str], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for record in list(self._live.values()):
+            for stage, node_id in record.locations.items():
+                unfinished = record.status.stages.get(stage, PENDING) != FINISHED
+                if node_id in node_ids and unfinished:
+                    uid = record.status.uid
+                    error = NodeLost(
+                        f"node {node_id} died while it held {stage} of request {uid}; submit it again",
+                        uid=uid,
+                        stage=stage,
+                        node=node_id,
+                    )
+                    effects += self._fail(record, error.to_wire(), now, stage=stage, node=node_id)
+                    break
+        return effects
+
+    def _expire(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for record in list(self._live.values()):
+            status = record.status
+            if status.deadline_at is None or now < status.deadline_at:
+                continue
+            open_stages = [stage for stage, state in status.stages.items() if state in {QUEUED, RUNNING}]
+            error = DeadlineExceeded(
+                f"request {status.uid} missed its deadline after {now - status.accepted_at:.1f} s, in "
+                f"{', '.join(open_stages) or 'no stage yet'}; allow more time or fewer steps",
+                uid=status.uid,
+                stages=open_stages,
+            )
+            effects += self._fail(record, error.to_wire(), now)
+        return effects
+
+    def _forget(self, now: float) -> None:
+        """Drop ended records that are too old or too many; they stand in order of their end."""
+        while self._ended:
+            record = next(iter(self._ended.values()))
+            finished_at = record.status.finished_at
+            assert finished_at is not None
+            if len(self._ended) <= self.records_max and now - finished_at <= self.keep_seconds:
+                return
+            del self._ended[record.status.uid]
+            if record.status.key is not None:
+                del self._keys[record.status.key]
+
+    def _emit(
+        self,
+        record: _Record,
+        kind: EventKind,
+        at: float,
+        *,
+        stage: str | None = None,
+        node: str | None = None,
+        detail: Mapping[str, Any] | None = None,
+    ) -> Publish:
+        event = RequestEvent(
+            uid=record.status.uid,
+            sequence=record.next_sequence,
+            kind=kind,
+            at=at,
+            stage=stage,
+            node=node,
+            detail=detail or {},
+        )
+        record.next_sequence += 1
+        if len(record.events) >= self.events_max:
+            record.events = [kept for kept in record.events if kept.kind not in _LOSSY]
+        record.events.append(event)
+        return Publish(event)

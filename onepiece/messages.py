@@ -1,0 +1,152 @@
+"""The messages that nodes exchange.
+
+Two kinds travel through rings. A *control* message is one attrs object in CBOR, sent to the small
+ring that every node serves under ``control``; several may share one ring message. A *data* message
+is a header (one of ``StageInput``, ``ResultInput``) followed by values whose tensors are raw bytes;
+it goes to an actor's inbox or to the ring of a result store.
+
+::
+
+    proxy --StageInput(source="@inputs")--> actor --StageInput(source=stage)--> actor
+      ^                                       |                                   |
+      |<---StageReport, RequestErrored--------+-----------------------------------+
+      |<---ResultStored-------- store <---ResultInput-----------------------------+
+      +----StopRequest--------> every node that may hold work of the request
+    node --Heartbeat--> manager --AssignActor, UnassignActor, PublishedRoutes, ExpelNode--> node
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from onepiece.codec import register
+
+CONTROL_REGION: Final = "control"
+STORE_REGION: Final = "store"
+INPUTS: Final = "@inputs"
+"""The source of a message that carries a workflow's own inputs, sent by the proxy."""
+STORE: Final = "@store"
+"""Where the output of a workflow goes, as seen from the request's record."""
+
+KIND_CONTROL: Final = 1
+KIND_STAGE_INPUT: Final = 2
+KIND_RESULT: Final = 3
+
+
+@register
+@frozen
+class StageInput:
+    """Header of values for one graph node of one request.
+
+    The values are keyed by the stage's parameters; one message carries all parameters that come from
+    ``source``. ``joins`` names the actor chosen for each graph node with several sources, so that
+    all of its inputs meet.
+    """
+
+    uid: str
+    workflow: str
+    node: str
+    source: str
+    owner: str
+    """Control address of the proxy that accepted the request."""
+    received_at: float
+    deadline_at: float | None
+    sent_at: float
+    attempt: int = 1
+    joins: Mapping[str, str] = field(factory=dict)
+
+
+@register
+@frozen
+class ResultInput:
+    """Header of a workflow's output on its way to a result store; the value is keyed ``value``."""
+
+    uid: str
+    workflow: str
+    owner: str
+    content_type: str
+    sent_at: float
+
+
+@register
+@frozen
+class StageReport:
+    """Something a stage actor tells the request's owner; ``kind`` is an ``EventKind`` value.
+
+    ``heading`` names, for a finished stage, the node each of its outputs was sent to.
+    """
+
+    uid: str
+    kind: str
+    stage: str
+    node_id: str
+    actor_id: str
+    at: float
+    detail: Mapping[str, Any] = field(factory=dict)
+    heading: Mapping[str, str] = field(factory=dict)
+
+
+@register
+@frozen
+class RequestErrored:
+    """A request cannot go on; ``error`` as of ``OnePieceError.to_wire``."""
+
+    uid: str
+    stage: str | None
+    node_id: str
+    error: Mapping[str, Any]
+
+
+@register
+@frozen
+class ResultStored:
+    """The result is durable at ``node_id``."""
+
+    uid: str
+    node_id: str
+    result_bytes: int
+    content_type: str
+
+
+@register
+@frozen
+class StopRequest:
+    """Drop what is queued for the request and interrupt what runs; idempotent."""
+
+    uid: str
+    reason: Mapping[str, Any]
+
+
+@register
+@frozen
+class ReadResult:
+    """Ask a result store for bytes of a value; answered by ``ResultPiece`` with the same ``call``."""
+
+    call: int
+    reply_to: str
+    uid: str
+    start: int
+    length: int
+
+
+@register
+@frozen
+class ResultPiece:
+    """A part of a stored value, or why there is none."""
+
+    call: int
+    total_bytes: int
+    content_type: str
+    data: bytes
+    error: Mapping[str, Any] | None = None
+
+
+@register
+@frozen
+class PurgeResult:
+    """Drop a fetched value and leave a tombstone; answered by an empty ``ResultPiece``."""
+
+    call: int
+    reply_to: str
+    uid: str
