@@ -1,0 +1,409 @@
+"""Owner of diffusers and transformers: Wan image-to-video, cut where its stages are.
+
+Each class below loads the components of one stage and nothing else, and computes what
+``WanImageToVideoPipeline.__call__`` computes at that place, to the last bit. Where the pipeline has a
+method for it (``encode_prompt``, ``encode_image``, ``prepare_latents``), that method is called, on a
+pipeline object that holds only these components; the loop and the decoding, which it has inline, are
+written out here in the same order of operations.
+
+Three things decide the last bits besides the arithmetic, and are held fixed:
+
+- the alignment of the weights: files are mapped into memory at any offset, and CPU kernels round
+  differently on unaligned ones, so that weights are copied to fresh memory once (``_settle``);
+- the number of threads (``limit_threads``);
+- the length to which prompts are padded, which belongs to the model (``WanModel``).
+
+torch, diffusers and transformers are imported on first use: this module is read by processes that only
+want the workflow's graph.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import numpy as np
+from attrs import define
+
+from onepiece import ConfigError, InvalidInput
+from stages._video import Frames
+from stages._wan import WanModel
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+    from torch import Tensor
+
+THREADS_VARIABLE: Final = "ONEPIECE_TORCH_THREADS"
+_CORES_FOR_A_SECOND_THREAD: Final = 16
+_SCHEDULERS: Final = ("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")
+
+
+def preload() -> None:
+    """Import everything any stage needs, e.g. in a process that workers are forked from."""
+    _libraries()
+
+
+def choose_threads(cores: int, environ: Mapping[str, str]) -> int:
+    """How many threads torch should use in one worker.
+
+    One, unless the machine is large: several workers share it, and OpenMP's threads spin while they
+    wait for each other, which on two busy cores costs 10 to 20 times the work.
+
+    Raises:
+        ConfigError: ``ONEPIECE_TORCH_THREADS`` is no whole number of at least 1.
+    """
+    for variable in (THREADS_VARIABLE, "OMP_NUM_THREADS"):
+        text = environ.get(variable)
+        if text:
+            if not text.isdecimal() or int(text) < 1:
+                raise ConfigError(f"{variable}={text!r} must be a whole number of at least 1")
+            return int(text)
+    return max(1, cores // _CORES_FOR_A_SECOND_THREAD)
+
+
+def limit_threads() -> None:
+    """Set torch's threads for this process. Every stage does so before it loads."""
+    torch = _libraries().torch
+    chosen = choose_threads(len(os.sched_getaffinity(0)), os.environ)
+    if torch.get_num_threads() != chosen:
+        torch.set_num_threads(chosen)
+
+
+@define
+class TextEncoder:
+    """Prompt to embeddings: tokenizer and text encoder."""
+
+    _model: WanModel
+    _device: "torch.device"
+    _pipeline: Any
+
+    @classmethod
+    def load(cls, model: WanModel, device: str) -> Self:
+        """Load the two components. Blocks."""
+        loader = _Loader.start(model, device)
+        transformers = _libraries().transformers
+        tokenizer = loader.plain(transformers.AutoTokenizer, "tokenizer")
+        encoder = loader.network(transformers.UMT5EncoderModel, "text_encoder", model.dtype)
+        return cls(model, loader.device, _pipeline_of(tokenizer=tokenizer, text_encoder=encoder))
+
+    def encode(self, prompt: str, negative_prompt: str, *, guided: bool) -> "tuple[Tensor, Tensor | None]":
+        """Embeddings of the prompt and, if guided, of the negative prompt: [1, tokens, width].
+
+        Raises:
+            InvalidInput: A prompt has more tokens than the model reads.
+        """
+        self._check_length("prompt", prompt)
+        if guided:
+            self._check_length("negative_prompt", negative_prompt)
+        with _libraries().torch.no_grad():
+            wanted, unwanted = self._pipeline.encode_prompt(
+                prompt=prompt,
+                negative_prompt=negative_prompt,
+                do_classifier_free_guidance=guided,
+                num_videos_per_prompt=1,
+                max_sequence_length=self._model.max_sequence_length,
+                device=self._device,
+            )
+        return wanted, unwanted
+
+    def _check_length(self, field: str, text: str) -> None:
+        from diffusers.pipelines.wan.pipeline_wan_i2v import prompt_clean
+
+        self._model.check_prompt(field, text)
+        tokens = self._pipeline.tokenizer(
+            prompt_clean(text), padding=False, truncation=False, verbose=False
+        )["input_ids"]
+        bound = self._model.max_sequence_length
+        if len(tokens) > bound:
+            raise InvalidInput(
+                f"{field} has {len(tokens)} tokens; this model reads {bound}. Shorten it.", field=field
+            )
+
+
+@define
+class ImageEncoder:
+    """First frame to CLIP's view of it: image processor and image encoder."""
+
+    _dtype: "torch.dtype"
+    _device: "torch.device"
+    _pipeline: Any
+
+    @classmethod
+    def load(cls, model: WanModel, device: str) -> Self:
+        """Load the two components. Blocks."""
+        loader = _Loader.start(model, device)
+        libraries = _libraries()
+        processor = loader.plain(libraries.image_processor, "image_processor")
+        encoder = loader.network(libraries.transformers.CLIPVisionModel, "image_encoder", "float32")
+        dtype = getattr(libraries.torch, model.dtype)
+        return cls(dtype, loader.device, _pipeline_of(image_processor=processor, image_encoder=encoder))
+
+    def encode(self, image: "Image") -> "Tensor":
+        """[1, patches + 1, width], in the transformer's type."""
+        with _libraries().torch.no_grad():
+            embeddings: Tensor = self._pipeline.encode_image(image, self._device)
+            return embeddings.to(self._dtype)
+
+
+@define
+class LatentEncoder:
+    """First frame to the latents that denoising starts from: the VAE's encoder."""
+
+    _device: "torch.device"
+    _pipeline: Any
+
+    @classmethod
+    def load(cls, model: WanModel, device: str) -> Self:
+        """Load the VAE. Blocks."""
+        loader = _Loader.start(model, device)
+        vae = loader.network(_libraries().diffusers.AutoencoderKLWan, "vae", "float32")
+        return cls(loader.device, _pipeline_of(vae=vae))
+
+    def encode(
+        self, image: "Image", *, height: int, width: int, num_frames: int, seed: int
+    ) -> "tuple[Tensor, Tensor]":
+        """Noise [1, 16, f, h, w] and condition [1, 20, f, h, w], both float32.
+
+        The noise is drawn on the CPU, so that a seed means the same on every device.
+        """
+        torch = _libraries().torch
+        with torch.no_grad():
+            pixels = self._pipeline.video_processor.preprocess(image, height=height, width=width)
+            noise, condition = self._pipeline.prepare_latents(
+                pixels.to(self._device, dtype=torch.float32),
+                1,
+                self._pipeline.vae.config.z_dim,
+                height,
+                width,
+                num_frames,
+                torch.float32,
+                self._device,
+                torch.Generator("cpu").manual_seed(seed),
+                None,
+                None,
+            )
+        return noise, condition
+
+
+@define
+class Denoiser:
+    """Noise to latents of a video, step by step: transformer and scheduler."""
+
+    _device: "torch.device"
+    _transformer: Any
+    _scheduler_class: Any
+    _scheduler_config: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, model: WanModel, device: str) -> Self:
+        """Load the transformer and the scheduler's configuration. Blocks."""
+        loader = _Loader.start(model, device)
+        diffusers = _libraries().diffusers
+        transformer = loader.network(diffusers.WanTransformer3DModel, "transformer", model.dtype)
+        config = loader.scheduler_config()
+        name = config["_class_name"]
+        if name not in _SCHEDULERS:
+            raise ConfigError(
+                f"{model.source}: scheduler {name} is none of {', '.join(_SCHEDULERS)}, "
+                "with which this stage is tested"
+            )
+        return cls(loader.device, transformer, getattr(diffusers, name), config)
+
+    def denoise(
+        self,
+        noise: "Tensor",
+        condition: "Tensor",
+        prompt: "Tensor",
+        negative_prompt: "Tensor | None",
+        image: "Tensor",
+        *,
+        steps: int,
+        guidance: float,
+        on_step: Callable[[int], None],
+    ) -> "Tensor":
+        """The denoised latents, float32.
+
+        Args:
+            noise: Where to start.
+            condition: Mask and first frame, joined to the input of each step.
+            prompt: The prompt's embeddings.
+            negative_prompt: The negative prompt's; needed only if ``guidance`` is above 1.
+            image: The image's embeddings.
+            steps: How many.
+            guidance: The guidance scale.
+            on_step: Called with 0 before the first step and with n after the n-th; may raise to stop.
+        """
+        torch = _libraries().torch
+        # The scheduler remembers earlier steps, so each request has one of its own.
+        scheduler = self._scheduler_class.from_config(self._scheduler_config)
+        scheduler.set_timesteps(steps, device=self._device)
+        latents, condition = noise.to(self._device), condition.to(self._device)
+        wanted, unwanted, seen = (self._as_input(x) for x in (prompt, negative_prompt, image))
+        on_step(0)
+        for index, moment in enumerate(scheduler.timesteps):
+            with torch.no_grad():
+                joined = torch.cat([latents, condition], dim=1).to(self._transformer.dtype)
+                velocity = self._predict("cond", joined, moment, wanted, seen)
+                if unwanted is not None and guidance > 1:
+                    away = self._predict("uncond", joined, moment, unwanted, seen)
+                    velocity = away + guidance * (velocity - away)
+                latents = scheduler.step(velocity, moment, latents, return_dict=False)[0]
+            on_step(index + 1)
+        return latents
+
+    def _as_input(self, tensor: "Tensor | None") -> Any:
+        return None if tensor is None else tensor.to(self._device, self._transformer.dtype)
+
+    def _predict(self, branch: str, latents: Any, moment: Any, text: Any, image: Any) -> Any:
+        with self._transformer.cache_context(branch):
+            return self._transformer(
+                hidden_states=latents,
+                timestep=moment.expand(latents.shape[0]),
+                encoder_hidden_states=text,
+                encoder_hidden_states_image=image,
+                attention_kwargs=None,
+                return_dict=False,
+            )[0]
+
+
+@define
+class Decoder:
+    """Latents to frames: the VAE's decoder."""
+
+    _device: "torch.device"
+    _pipeline: Any
+
+    @classmethod
+    def load(cls, model: WanModel, device: str) -> Self:
+        """Load the VAE. Blocks."""
+        loader = _Loader.start(model, device)
+        vae = loader.network(_libraries().diffusers.AutoencoderKLWan, "vae", "float32")
+        return cls(loader.device, _pipeline_of(vae=vae))
+
+    def decode(self, latents: "Tensor") -> Frames:
+        """Frames of the first video in the batch."""
+        torch = _libraries().torch
+        vae = self._pipeline.vae
+        shape = (1, vae.config.z_dim, 1, 1, 1)
+        with torch.no_grad():
+            latents = latents.to(self._device, vae.dtype)
+            mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents.device, latents.dtype)
+            deviation = torch.tensor(vae.config.latents_std).view(shape).to(latents.device, latents.dtype)
+            # Divided by the inverse, as the pipeline does: the product rounds differently.
+            video = vae.decode(latents / (1.0 / deviation) + mean, return_dict=False)[0]
+            shown = self._pipeline.video_processor.postprocess_video(video, output_type="np")[0]
+        frames: Frames = (shown * 255).round().astype(np.uint8)
+        return frames
+
+
+class _Libraries(NamedTuple):
+    torch: Any
+    diffusers: ModuleType
+    transformers: ModuleType
+    pipeline: Any
+    image_processor: Any
+
+
+_loaded: _Libraries | None = None
+
+
+def _libraries() -> _Libraries:
+    """The libraries, imported by the first call."""
+    global _loaded  # noqa: PLW0603 - a cache of imports, written once
+    if _loaded is None:
+        try:
+            import diffusers
+            import torch
+            import transformers
+            from diffusers import (
+                AutoencoderKLWan,
+                FlowMatchEulerDiscreteScheduler,
+                UniPCMultistepScheduler,
+                WanImageToVideoPipeline,
+                WanTransformer3DModel,
+            )
+            from transformers import AutoTokenizer, CLIPVisionModel, UMT5EncoderModel
+        except ImportError as error:
+            raise ConfigError(
+                f"image_to_video needs {error.name}; pip install 'onepiece[diffusion]'"
+            ) from error
+        # These packages load their modules when a name is asked for; all of them are wanted now.
+        assert AutoencoderKLWan
+        assert FlowMatchEulerDiscreteScheduler
+        assert UniPCMultistepScheduler
+        assert WanTransformer3DModel
+        assert AutoTokenizer
+        assert CLIPVisionModel
+        assert UMT5EncoderModel
+        transformers.utils.logging.disable_progress_bar()
+        processor = _image_processor_class(transformers)
+        _loaded = _Libraries(torch, diffusers, transformers, WanImageToVideoPipeline, processor)
+    return _loaded
+
+
+def _image_processor_class(transformers: ModuleType) -> Any:
+    """CLIP's image processor on Pillow: the other one needs torchvision and resizes a little differently."""
+    try:
+        return transformers.CLIPImageProcessorPil
+    except AttributeError:
+        return transformers.CLIPImageProcessor  # before transformers 5 it is the one on Pillow
+
+
+@define
+class _Loader:
+    """Loads single components of one model onto one device."""
+
+    model: WanModel
+    device: "torch.device"
+
+    @classmethod
+    def start(cls, model: WanModel, device: str) -> Self:
+        limit_threads()
+        # "cpu:1" is a device of the placement; to torch there is one CPU.
+        return cls(model, _libraries().torch.device("cpu" if device.startswith("cpu") else device))
+
+    def plain(self, kind: Any, component: str) -> Any:
+        """Something without weights."""
+        return self._load(kind, component)
+
+    def network(self, kind: Any, component: str, dtype: str) -> Any:
+        """A network, ready to compute on the device."""
+        # Without a type some libraries keep the file's and others float32.
+        network = self._load(kind, component, **{_dtype_keyword(kind): getattr(_libraries().torch, dtype)})
+        return _settle(network, self.device)
+
+    def scheduler_config(self) -> Mapping[str, Any]:
+        config: Mapping[str, Any] = self._load(
+            _libraries().diffusers.UniPCMultistepScheduler, "scheduler", method="load_config"
+        )
+        return config
+
+    def _load(self, kind: Any, component: str, *, method: str = "from_pretrained", **options: Any) -> Any:
+        try:
+            return getattr(kind, method)(
+                self.model.source, subfolder=component, local_files_only=self.model.is_local, **options
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot load {component} of model {self.model.source!r}: {error}") from error
+
+
+def _dtype_keyword(kind: Any) -> str:
+    return "torch_dtype" if kind.__module__.startswith("diffusers") else "dtype"
+
+
+def _settle(network: Any, device: "torch.device") -> Any:
+    """Move weights out of the mapped file, to the device or to aligned memory; no gradients."""
+    network.requires_grad_(requires_grad=False)
+    network.eval()
+    if device.type != "cpu":
+        return network.to(device)
+    for tensor in (*network.parameters(), *network.buffers()):
+        tensor.data = tensor.data.clone()
+    return network
+
+
+def _pipeline_of(**components: Any) -> Any:
+    """A pipeline that holds only these components; what its methods for them need, and no more."""
+    missing: dict[str, Any] = dict.fromkeys(("tokenizer", "text_encoder", "vae", "scheduler"))
+    return _libraries().pipeline(**{**missing, **components})
