@@ -1,0 +1,10 @@
+"""The double ring: many producers, one consumer, one-sided operations only, no lock.
+
+Pure programs (see ``transports.operations``): whoever drives them brings the memory and the clock.
+"""
+
+from transports.ring.consumer import Consumer, Delivery, SessionsExhausted
+from transports.ring.layout import LAYOUT_VERSION, Geometry
+from transports.ring.producer import Producer
+
+__all__ = ["LAYOUT_VERSION", "Consumer", "Delivery", "Geometry", "Producer", "SessionsExhausted"]

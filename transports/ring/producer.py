@@ -1,0 +1,272 @@
+"""The producer's half of the ring: reserve with one swap, then write and commit without waiting.
+
+Promises of this half:
+
+* *Nobody waits for a lock holder.* A reservation is one compare-and-swap; who loses takes the word
+  found as the new tail and tries again.
+* *Never over another's bytes.* The swap takes place only if the tail is still the one for which the
+  room was computed. The head may be older: it only moves forward, so an old one is pessimistic. It
+  must not be so old that the counters have wrapped in between; therefore a snapshot is used for
+  half a lease at most (``CompareAndSwap.not_after``).
+* *Whole or not at all.* Payload, slot and commit word are posted as one ordered chain behind the
+  swap. If the producer dies in between, the slot stays uncommitted and the consumer recovers it.
+
+The head, the tail and this session's delivered word are fetched with one read, and only when the
+last snapshot shows no room or has become old: in the steady state a message costs one round trip
+for the swap, or, where the owner's processor executes the operations anyway, one ``Guarded``.
+
+What it does not do: keep messages for sending again (the channel does, until ``delivered`` passes
+them), choose the length of a wait (the driver does), or survive a fence (open a new session).
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from transports.errors import MessageTooLarge, RingFull
+from transports.operations import (
+    EXPIRED,
+    Bytes,
+    Chain,
+    CompareAndSwap,
+    Guarded,
+    Pause,
+    PauseReason,
+    Program,
+    Read,
+    Write,
+)
+from transports.ring.layout import (
+    BODY_END,
+    BODY_START,
+    BYTE_MAX,
+    DELIVERED_OFFSET,
+    GENERATION_MAX,
+    GRANULE_BITS,
+    GRANULE_MASK,
+    HEAD_OFFSET,
+    SEQUENCE_MASK,
+    SLOT_BYTES,
+    TAIL_OFFSET,
+    WORD,
+    Geometry,
+    StaleSnapshot,
+    encode_slot,
+    hash_payload,
+)
+
+_NEVER: Final = float("-inf")
+_HEAD_AT: Final = HEAD_OFFSET - TAIL_OFFSET
+_DELIVERED_AT: Final = DELIVERED_OFFSET - TAIL_OFFSET
+
+
+class Producer:
+    """One session's way of sending into one inbox.
+
+    Args:
+        geometry: of the inbox, from the welcome.
+        session: the number that the consumer gave to this session.
+        generation: of the inbox.
+        first_number: how many of this identity's messages the consumer has had already.
+        lease_seconds: after which the consumer may suspect a producer that does not commit.
+        guarded_bytes_max: largest chain that may ride behind a swap; 0 where that is not supported.
+    """
+
+    hash_after_post_bytes: int = 1 << 16
+    """From this length on the payload is hashed while it is already on its way."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        session: int,
+        generation: int,
+        first_number: int,
+        lease_seconds: float,
+        guarded_bytes_max: int = 0,
+    ) -> None:
+        assert lease_seconds > 0
+        assert 0 < generation <= GENERATION_MAX
+        self._geometry = geometry
+        self._session = session
+        self._generation_bits = generation << 32
+        self._snapshot_seconds = lease_seconds / 2
+        self._guarded_bytes_max = guarded_bytes_max
+        self._snapshot = Read(TAIL_OFFSET, geometry.delivered_offset(session) + 8 - TAIL_OFFSET)
+        self._session_delivered_at = _DELIVERED_AT + (session - 1) * 8
+        self._tail = 0
+        self._head = 0
+        self._usable_until = _NEVER
+        self._in_doubt = False
+        self.next_number = first_number
+        self.delivered = first_number
+
+    @property
+    def in_doubt(self) -> bool:
+        """A send was abandoned at or behind its swap: nothing more can be sent in this session."""
+        return self._in_doubt
+
+    def send(
+        self, payload: Sequence[Bytes], *, kind: int, flags: int = 0, now: float, wait: bool = True
+    ) -> Program[int]:
+        """Reserve, write and commit one message; several may be in flight, one ``send`` at a time.
+
+        Args:
+            payload: buffers that are sent one behind the other; unchanged until delivered.
+            kind: 0 to 255, handed to the receiver as it is.
+            flags: 0 to 255, as ``kind``.
+            now: the driver's monotonic clock.
+            wait: wait while the ring is full, instead of raising ``RingFull``.
+
+        Returns:
+            The message's number. It is delivered when ``delivered`` is larger.
+
+        Raises:
+            MessageTooLarge: it can never fit; raised before anything is yielded.
+            RingFull: no room, and ``wait`` is false.
+
+        Closing the program while it rests at a ``Read`` or a ``Pause`` leaves nothing behind. Closing
+        it at a swap or a chain leaves the session ``in_doubt``: open a new one.
+        """
+        geometry = self._geometry
+        length = sum(map(len, payload))
+        if length > geometry.message_bytes_max:
+            raise MessageTooLarge(
+                f"a message of {length} bytes can never fit an inbox whose payload ring holds "
+                f"{geometry.message_bytes_max}: make it smaller, or give the inbox a larger ring"
+            )
+        assert 0 <= kind <= BYTE_MAX, f"kind {kind} does not fit a byte"
+        assert 0 <= flags <= BYTE_MAX, f"flags {flags} do not fit a byte"
+        assert not self._in_doubt, "a send was abandoned behind its swap: open a new session"
+        message = _Message(tuple(payload), length, kind, flags, self.next_number)
+        guarded = length + SLOT_BYTES <= self._guarded_bytes_max
+        if guarded or length < self.hash_after_post_bytes:
+            message.payload_hash = self._hash_payload(message.payload)
+        contended = 0
+        while True:
+            tail, reserved, now = yield from self._find_room(length, now, wait=wait)
+            swap = CompareAndSwap(TAIL_OFFSET, tail, reserved, self._usable_until)
+            self._in_doubt = True
+            if guarded:
+                found = yield Guarded(swap, Chain(self._writes(message, tail)))
+            else:
+                found = yield swap
+            if found == tail:
+                break
+            self._in_doubt = False
+            contended += 1
+            if found is EXPIRED:
+                self._usable_until = _NEVER
+            else:
+                self._tail = found
+            now = yield Pause(PauseReason.CONTENDED, contended)
+        self._tail = reserved
+        if not guarded:
+            yield from self._post(message, tail)
+        self._in_doubt = False
+        self.next_number = message.number + 1
+        return message.number
+
+    def refresh(self, now: float) -> Program[int]:
+        """Read head and delivered; returns ``delivered``: every smaller number was handed over."""
+        yield from self._read(now)
+        return self.delivered
+
+    def _find_room(self, length: int, now: float, *, wait: bool) -> Program[tuple[int, int, float]]:
+        """The tail to replace, what to replace it by, and the time."""
+        full = torn = 0
+        fresh = False
+        while True:
+            if not fresh and now >= self._usable_until:
+                yield from self._read(now)
+                fresh = True
+            tail = self._tail
+            try:
+                reserved = self._room(tail, length)
+            except StaleSnapshot:
+                # The consumer went on between the tail and the head of one read.
+                torn += 1
+                self._usable_until = _NEVER
+                now = yield Pause(PauseReason.CONTENDED, torn)
+                fresh = False
+                continue
+            if reserved is not None:
+                return tail, reserved, now
+            if fresh:
+                if not wait:
+                    raise RingFull(
+                        f"no room for {length} bytes in an inbox of {self._geometry.slot_count} slots and "
+                        f"{self._geometry.payload_bytes} bytes: wait, or refuse work upstream"
+                    )
+                full += 1
+                now = yield Pause(PauseReason.FULL, full)
+            self._usable_until = _NEVER
+            fresh = False
+
+    def _room(self, tail: int, length: int) -> int | None:
+        return self._geometry.reserve(tail, self._head, length, self._session)
+
+    def _read(self, now: float) -> Program[None]:
+        image = yield self._snapshot
+        (self._tail,) = WORD.unpack_from(image, 0)
+        (self._head,) = WORD.unpack_from(image, _HEAD_AT)
+        (delivered,) = WORD.unpack_from(image, self._session_delivered_at)
+        # The word is 0 until the first hand-over in this session.
+        self.delivered = max(self.delivered, delivered)
+        # ``now`` is a moment before the read was posted, so the head is not older than it.
+        self._usable_until = now + self._snapshot_seconds
+
+    def _post(self, message: "_Message", tail: int) -> Program[None]:
+        if message.payload_hash is None:
+            payload_writes = self._writes_of_payload(message, tail)
+            yield Chain(payload_writes, notify=False)
+            message.payload_hash = self._hash_payload(message.payload)
+            yield Chain(self._writes_of_slot(message, tail))
+        else:
+            yield Chain(self._writes(message, tail))
+
+    def _writes(self, message: "_Message", tail: int) -> tuple[Write, ...]:
+        return self._writes_of_payload(message, tail) + self._writes_of_slot(message, tail)
+
+    def _writes_of_payload(self, message: "_Message", tail: int) -> tuple[Write, ...]:
+        if not message.length:
+            return ()
+        start, _ = self._geometry.place(tail & GRANULE_MASK, message.length)
+        return (Write(self._geometry.payload_offset(start), message.payload),)
+
+    def _writes_of_slot(self, message: "_Message", tail: int) -> tuple[Write, ...]:
+        assert message.payload_hash is not None
+        sequence = tail >> GRANULE_BITS & SEQUENCE_MASK
+        image = encode_slot(
+            self._commit_word(sequence),
+            tail,
+            message.length,
+            self._session,
+            message.kind,
+            message.flags,
+            message.number,
+            message.payload_hash,
+        )
+        offset = self._geometry.slot_offset(sequence)
+        body = Write(offset + BODY_START, (image[BODY_START:BODY_END],))
+        commit = Write(offset, (image[:BODY_START],))
+        return body, commit
+
+    def _commit_word(self, sequence: int) -> int:
+        return self._generation_bits | sequence + 1
+
+    def _hash_payload(self, payload: Sequence[Bytes]) -> int:
+        return hash_payload(payload)
+
+
+class _Message:
+    """What one ``send`` is about to write; the hash may come after the payload was posted."""
+
+    __slots__ = ("flags", "kind", "length", "number", "payload", "payload_hash")
+
+    def __init__(self, payload: tuple[Bytes, ...], length: int, kind: int, flags: int, number: int) -> None:
+        self.payload = payload
+        self.length = length
+        self.kind = kind
+        self.flags = flags
+        self.number = number
+        self.payload_hash: int | None = None
