@@ -1,17 +1,34 @@
-"""CONTRACT (to be implemented by the transports helper): what the runtime uses.
+"""Channels: whole messages from many senders to one receiver. What the runtime uses.
 
-    async with open_receiver(listener, "actor/7", geometry) as receiver:
-        receiver.address                       # Address with the region's name
-        delivery = await receiver.receive()    # waits
-        delivery = receiver.poll_nowait()      # or None
-        delivery.payload                       # memoryview into the ring, valid until release()
-        delivery.kind, delivery.producer (identity str), delivery.number
-        receiver.release(delivery)             # out of order allowed; synchronous; nudges producers
-        receiver.depth, receiver.free_bytes
+::
 
-    async with open_sender(address, identity="node-1.42/actor-7", options=...) as sender:
-        number = await sender.send(buffers, kind=1, timeout_seconds=None)   # waits while full
-        sender.delivered                       # count of own messages handed over
-        await sender.drained()                 # everything sent was handed over
-        sender.undelivered()                   # [(number, kind, buffers)] kept for sending elsewhere
+    async with transport.listen(address, options) as listener:
+        async with open_receiver(listener, "actor/7", geometry) as receiver:
+            delivery = await receiver.receive()        # or poll_nowait()
+            delivery.payload                           # memoryview into the ring, until release()
+            receiver.release(delivery)                 # any order
+
+    async with open_sender(receiver_address, "node-1.42/actor-7") as sender:
+        number = await sender.send([header, tensor_bytes], kind=1)     # waits while full
+        await sender.drained()                         # everything sent was handed over
+        sender.undelivered()                           # what may be sent elsewhere when it is gone
+
+A channel keeps the ring's promises (exactly once, in order, whole, bounded) across lost connections
+and fences, for as long as the receiver lives. When the receiver is gone, ``PeerLost`` says so, and
+the sender still holds what was not seen to be taken.
 """
+
+from transports.receiver import DEFAULT_GEOMETRY, Delivery, Leniency, Receiver, open_receiver
+from transports.sender import Patience, Sender, Undelivered, open_sender
+
+__all__ = [
+    "DEFAULT_GEOMETRY",
+    "Delivery",
+    "Leniency",
+    "Patience",
+    "Receiver",
+    "Sender",
+    "Undelivered",
+    "open_receiver",
+    "open_sender",
+]

@@ -20,6 +20,8 @@
       OperationTimeout      the peer neither answered nor closed within the bound
 """
 
+# ruff: noqa: N818  # named by what the caller can do, not by being an error
+
 from typing import ClassVar
 
 

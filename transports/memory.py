@@ -11,11 +11,14 @@ Two sides::
 A transport carries bytes and words; it knows nothing of rings, messages or requests. ``hello`` and
 ``welcome`` are short opaque byte strings by which the layer above agrees on identity, generation
 and geometry; the number of the session is chosen by the owner's ``accept``.
+
+An operation outside the region, or on a word that is not aligned, changes nothing and ends the
+session with ``ProtocolError``: the owner never trusts an offset.
 """
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias
 
@@ -65,22 +68,28 @@ class Options:
     """Cluster secret, proven by challenge and response in the handshake; never sent."""
     connect_timeout_seconds: float = 5.0
     operation_timeout_seconds: float = 30.0
+    silence_seconds: float = 10.0
+    """A peer of which nothing is heard or taken for this long is lost, though its connection stands."""
     tls_certificate: str | None = None
     tls_key: str | None = None
     tls_authority: str | None = None
 
 
-Accept: TypeAlias = Callable[[bytes], Accepted]
-"""Called with a producer's hello; raises ``HandshakeRefused`` with the reason to say no."""
+Accept: TypeAlias = Callable[[bytes], Awaitable[Accepted]]
+"""Called with a producer's hello; raises ``HandshakeRefused`` with the reason to say no.
+
+It may wait, because an earlier session of the same producer has to be fenced first. If the producer
+is gone when the answer comes, ``on_session_lost`` follows for the session it names.
+"""
 
 
 class RemoteMemory(ABC):
     """A session: one producer's access to one region.
 
     Every method may raise ``PeerLost`` (connection gone), ``SessionFenced`` (the owner revoked us),
-    ``ChannelClosed`` (we closed it) or ``OperationTimeout``. After any of the first three every
-    later call raises the same. Cancelling a call leaves the operation posted: it may still take
-    place.
+    ``ChannelClosed`` (we closed it), ``ProtocolError`` (one side broke a rule) or
+    ``OperationTimeout``. After any of the first four every later call raises the same. Cancelling a
+    call leaves the operation posted: it may still take place.
     """
 
     @property
@@ -125,7 +134,8 @@ class RemoteMemory(ABC):
     async def wait_notified(self, timeout_seconds: float) -> bool:
         """Wait for a nudge from the owner that its ring moved; False when the time is over.
 
-        Where the wire has no such nudge this is a plain wait.
+        A nudge given after the owner carried out this session's latest read or swap counts, so none is
+        missed between looking and waiting. Where the wire has no nudges this is a plain wait.
         """
 
     @abstractmethod

@@ -1,0 +1,67 @@
+"""The owner's memory, and the checked ways to touch it on behalf of a peer.
+
+Transports whose operations are carried out by the owner's processor share this: every offset and
+length comes from outside, so each is checked before a byte is read or written.
+"""
+
+import mmap
+import struct
+from typing import Final
+
+from transports.errors import ProtocolError
+from transports.operations import WORD_BYTES, Bytes
+
+_WORD: Final = struct.Struct("<Q")
+_WORD_MASK: Final = (1 << 64) - 1
+
+
+class RegionMemory:
+    """Zeroed, page-aligned bytes with bounds-checked access."""
+
+    __slots__ = ("size_bytes", "view")
+
+    def __init__(self, size_bytes: int) -> None:
+        if size_bytes < WORD_BYTES:
+            raise ValueError(f"a region needs at least {WORD_BYTES} bytes, not {size_bytes}")
+        # Private and anonymous: zero pages come on first use, so a large ring costs what it carries.
+        self.view = memoryview(
+            mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # type: ignore[call-arg,unused-ignore] # the stubs differ by platform
+        )
+        self.size_bytes = size_bytes
+
+    def span(self, offset: int, length: int) -> memoryview:
+        """The bytes at ``offset``; raises ``ProtocolError`` unless all of them lie in the region."""
+        if not 0 <= offset <= offset + length <= self.size_bytes:
+            raise ProtocolError(
+                f"bytes {offset}..{offset + length} lie outside the region of {self.size_bytes} bytes"
+            )
+        return self.view[offset : offset + length]
+
+    def read(self, offset: int, length: int) -> bytes:
+        """A copy of the bytes at ``offset``."""
+        return bytes(self.span(offset, length))
+
+    def write(self, offset: int, data: Bytes) -> None:
+        """Put ``data`` at ``offset``."""
+        self.span(offset, len(data))[:] = data
+
+    def compare_and_swap(self, offset: int, expected: int, desired: int) -> int:
+        """Swap the word at ``offset`` if it is ``expected``; the word found."""
+        self._check_word(offset)
+        (found,) = _WORD.unpack_from(self.view, offset)
+        if found == expected:
+            _WORD.pack_into(self.view, offset, desired)
+        return int(found)
+
+    def fetch_and_add(self, offset: int, addend: int) -> int:
+        """Add to the word at ``offset`` modulo 2**64; the word found."""
+        self._check_word(offset)
+        (found,) = _WORD.unpack_from(self.view, offset)
+        _WORD.pack_into(self.view, offset, (found + addend) & _WORD_MASK)
+        return int(found)
+
+    def _check_word(self, offset: int) -> None:
+        if offset % WORD_BYTES or not 0 <= offset <= self.size_bytes - WORD_BYTES:
+            raise ProtocolError(
+                f"offset {offset} is no aligned word of the region of {self.size_bytes} bytes"
+            )

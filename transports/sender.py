@@ -1,0 +1,555 @@
+"""The producer's end of a channel: keeps what it sent until the receiver has it.
+
+One task, the *courier*, runs everything that touches the ring, one program after another, so messages
+enter in the order of the ``send`` calls and a cancelled caller never leaves a reservation half done.
+
+A message goes through these states::
+
+    waiting ----reserved----> kept ----counted as delivered----> gone
+       |                       ^ |
+       | no room in time,      | | the receiver is gone
+       | caller cancelled      | v
+       +--> never sent         | undelivered()
+       |                       |
+       +--outcome unknown------+
+
+The last arrow is why a message whose reservation met a broken connection is *kept*, never dropped:
+it may be in the ring already, and its number cannot be given to another one. After a reconnection
+under the same identity the receiver says how many it has, and the rest is sent again; what it had
+already is recognised by its number.
+"""
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+from attrs import define, frozen
+
+from transports.address import Address
+from transports.background import Background
+from transports.driver import Waiter, pause_seconds, run
+from transports.errors import (
+    ChannelClosed,
+    ConnectFailed,
+    HandshakeRefused,
+    MessageTooLarge,
+    OperationTimeout,
+    PeerLost,
+    RingFull,
+    SessionFenced,
+    TransportError,
+)
+from transports.introductions import Hello, Welcome
+from transports.memory import Options, RemoteMemory, Transport
+from transports.operations import Bytes, Pause, PauseReason
+from transports.registry import transport_for
+from transports.ring import Producer
+from transports.ring.layout import BYTE_MAX
+
+_BROKEN: Final = (PeerLost, SessionFenced, OperationTimeout)
+"""What ends a session but not the channel: a new session may go on."""
+
+_REFRESH_SECONDS: Final = (0.005, 0.25)
+"""First and longest time between two looks at how much was delivered, while nothing is sent."""
+_REFRESH_DRAINING_SECONDS: Final = 0.01
+"""The longest while somebody waits in ``drained``."""
+_RECONNECT_PAUSE_SECONDS: Final = (0.02, 0.5)
+
+
+@frozen
+class Patience:
+    """How long a sender tries before it calls its receiver gone."""
+
+    reconnect_seconds: float = 2.0
+    """Nobody answers at the address for this long."""
+
+
+@frozen(eq=False)
+class Undelivered:
+    """A message that the receiver was not seen to take; it may be sent elsewhere."""
+
+    number: int
+    kind: int
+    flags: int
+    buffers: tuple[Bytes, ...]
+
+
+@define(eq=False)
+class _Request:
+    """A call of ``send`` that waits for its number."""
+
+    kind: int
+    flags: int
+    buffers: tuple[Bytes, ...]
+    answer: asyncio.Future[int]
+    may_wait: bool
+    idle: bool = True
+    """Nothing of it is on its way: it waits for its turn, or for room."""
+    expired: bool = False
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the caller, unless it has gone."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    def expire(self, seconds: float) -> None:
+        """The caller's time is over: give up now, or at the next wait for room."""
+        self.expired = True
+        if self.idle:
+            self.fail(RingFull(f"no room within {seconds} s; wait longer, or refuse work upstream"))
+
+
+class _Abandoned(Exception):  # noqa: N818  # no error: it ends a program that has reserved nothing
+    """The caller of ``send`` has gone, or its time is over, before anything was reserved."""
+
+
+@define(eq=False)
+class _Session:
+    """One session and the producer that runs on it."""
+
+    memory: RemoteMemory
+    producer: Producer
+    welcome: Welcome
+
+
+class Sender:
+    """Sends messages to one receiver; opened by ``open_sender``."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        address: Address,
+        identity: str,
+        *,
+        options: Options,
+        patience: Patience,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._transport = transport
+        self._address = address
+        self._identity = identity
+        self._hello = Hello(identity).to_bytes()
+        self._options = options
+        self._patience = patience
+        self._clock = clock
+        self._rng = rng
+        self._loop = asyncio.get_running_loop()
+        self._background = Background(self._fail)
+        self._session: _Session | None = None
+        self._requests: deque[_Request] = deque()
+        self._kept: deque[Undelivered] = deque()
+        self._next_number = 0
+        self._alarm: asyncio.Future[None] | None = None
+        self._refresh_at = 0.0
+        self._refresh_pause = _REFRESH_SECONDS[0]
+        self._drainers = 0
+        self._waiting_for_room = False
+        self._in_hand: _Request | None = None
+        self._progress: asyncio.Future[None] = self._loop.create_future()
+        self._failure: BaseException | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where the receiver is."""
+        return self._address
+
+    @property
+    def delivered(self) -> int:
+        """Messages of this identity that the receiver has been seen to take."""
+        return self._kept[0].number if self._kept else self._next_number
+
+    def undelivered(self) -> list[Undelivered]:
+        """Messages sent and not seen to be taken, oldest first; also after the channel has ended.
+
+        A message whose ``send`` raised is not among them: that caller still has it.
+        """
+        return list(self._kept)
+
+    async def send(
+        self,
+        buffers: Bytes | Sequence[Bytes],
+        *,
+        kind: int = 0,
+        flags: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> int:
+        """Send one message, the concatenation of ``buffers``.
+
+        The buffers are not copied: they must stay unchanged until ``delivered`` passes the number.
+
+        Args:
+            buffers: The message's bytes.
+            kind: A small number that the receiver sees beside the payload.
+            flags: Likewise.
+            timeout_seconds: How long to wait for room; 0 does not wait, None waits as long as it takes.
+
+        Returns:
+            The message's number, from 0 upwards for this identity.
+
+        Raises:
+            RingFull: There was no room in time; nothing was sent.
+            MessageTooLarge: It can never fit; nothing was sent.
+            PeerLost: The receiver is gone; the message may or may not have reached it.
+            ChannelClosed: The sender was closed; likewise.
+
+        Cancellation: the message is sent whole or not at all.
+        """
+        self._check()
+        if not (0 <= kind <= BYTE_MAX and 0 <= flags <= BYTE_MAX):
+            raise ValueError(f"kind and flags are 0 to {BYTE_MAX}, not {kind} and {flags}")
+        may_wait = timeout_seconds is None or timeout_seconds > 0
+        if not may_wait and self._waiting_for_room:
+            raise RingFull(f"{self._address} has no room and other sends wait for it already")
+        request = _Request(
+            kind=kind,
+            flags=flags,
+            buffers=(buffers,) if isinstance(buffers, bytes | bytearray | memoryview) else tuple(buffers),
+            answer=self._loop.create_future(),
+            may_wait=may_wait,
+        )
+        self._requests.append(request)
+        self._ring_alarm()
+        if timeout_seconds is None or not may_wait:
+            return await request.answer
+        timer = self._loop.call_later(timeout_seconds, request.expire, timeout_seconds)
+        try:
+            return await request.answer
+        finally:
+            timer.cancel()
+
+    async def drained(self) -> None:
+        """Return when the receiver has taken every message sent before.
+
+        Raises:
+            PeerLost: The receiver is gone; ``undelivered`` says which messages it was not seen to take.
+            ChannelClosed: The sender was closed.
+        """
+        goal = self._next_number
+        self._drainers += 1
+        try:
+            self._look_soon()
+            while self.delivered < goal:
+                self._check()
+                await asyncio.shield(self._progress)
+        finally:
+            self._drainers -= 1
+
+    async def close(self) -> None:
+        """End the session; waiting ``send`` and ``drained`` calls raise ``ChannelClosed``. Idempotent.
+
+        What was posted may still arrive; what was not seen to arrive is listed by ``undelivered``.
+        """
+        self._fail(ChannelClosed(f"the sender {self._identity!r} to {self._address} was closed"))
+        await self._background.stop()
+        if self._session is not None:
+            await self._session.memory.close()
+
+    async def finish(self) -> None:
+        """Let what was posted reach the wire; used on a regular exit, before ``close``."""
+        if self._failure is None and self._session is not None:
+            try:
+                await self._session.memory.flush()
+            except TransportError:
+                return  # undelivered() tells
+
+    async def open(self) -> None:
+        """Open the first session and start the courier; called once, by ``open_sender``."""
+        memory = await self._transport.connect(self._address, self._hello, self._options)
+        try:
+            self._session = self._begin(memory)
+        except BaseException:
+            await memory.close()
+            raise
+        self._next_number = self._session.welcome.first_number
+        self._background.start(self._courier())
+
+    # What follows runs in the courier's task, or is called by it.
+
+    async def _courier(self) -> None:
+        while True:
+            if self._requests:
+                self._in_hand = self._requests.popleft()
+                if not self._in_hand.answer.done():
+                    await self._carry(self._in_hand)
+                self._in_hand = None
+            elif not self._kept:
+                await self._rest(None)
+            elif (wait := self._refresh_at - self._clock()) > 0:
+                await self._rest(wait)
+            else:
+                await self._refresh()
+
+    async def _rest(self, seconds: float | None) -> None:
+        """Wait until there is something to do, at most so long."""
+        alarm = self._alarm = self._loop.create_future()
+        timer = None if seconds is None else self._loop.call_later(seconds, self._ring_alarm)
+        try:
+            await alarm
+        finally:
+            self._alarm = None
+            if timer is not None:
+                timer.cancel()
+
+    async def _carry(self, request: _Request) -> None:
+        """Send a waiting message, or tell its caller why not."""
+        message = Undelivered(self._next_number, request.kind, request.flags, request.buffers)
+        request.idle = False
+        try:
+            await self._send(message, may_wait=request.may_wait, wait=partial(self._wait_for, request))
+        except _Abandoned:
+            return
+        except (RingFull, MessageTooLarge) as error:
+            request.fail(error)
+            return
+        except _BROKEN as error:
+            # It may be in the ring: from here on it has its number and is sent until its fate is known.
+            self._keep(message)
+            try:
+                await self._reconnect(error)
+            except TransportError as final:
+                if not request.answer.done():
+                    self._kept.remove(message)
+                request.fail(final)
+                raise
+        except TransportError as error:
+            request.fail(error)
+            raise
+        else:
+            self._keep(message)
+        if not request.answer.done():
+            request.answer.set_result(message.number)
+
+    async def _send(self, message: Undelivered, *, may_wait: bool, wait: Waiter) -> None:
+        session = self._current()
+        program = session.producer.send(
+            message.buffers, kind=message.kind, flags=message.flags, now=self._clock(), wait=may_wait
+        )
+        number = await run(program, session.memory, wait=wait)
+        assert number == message.number, f"message {message.number} went out as {number}"
+        self._let_go()
+
+    def _keep(self, message: Undelivered) -> None:
+        assert message.number == self._next_number
+        self._next_number += 1
+        self._kept.append(message)
+        self._look_soon()
+
+    def _let_go(self) -> None:
+        """Drop the messages that the receiver is known to have."""
+        delivered = self._current().producer.delivered
+        moved = False
+        while self._kept and self._kept[0].number < delivered:
+            self._kept.popleft()
+            moved = True
+        if moved:
+            self._signal_progress()
+
+    async def _refresh(self) -> None:
+        """Look how much was delivered; less often the longer nothing moves."""
+        before = len(self._kept)
+        session = self._current()
+        try:
+            await run(session.producer.refresh(self._clock()), session.memory, wait=self._wait)
+        except _BROKEN as error:
+            await self._reconnect(error)
+            return
+        self._let_go()
+        if len(self._kept) < before:
+            self._look_soon()
+        else:
+            longest = _REFRESH_DRAINING_SECONDS if self._drainers else _REFRESH_SECONDS[1]
+            self._refresh_pause = min(2 * self._refresh_pause, longest)
+            self._refresh_at = self._clock() + self._refresh_pause
+
+    def _look_soon(self) -> None:
+        """Look at what was delivered after the shortest pause from now, and double it from there."""
+        self._refresh_pause = _REFRESH_SECONDS[0]
+        self._refresh_at = self._clock() + self._refresh_pause
+        if self._drainers:
+            self._ring_alarm()
+
+    async def _wait_for(self, request: _Request, pause: Pause) -> float:
+        """Wait inside a send that has reserved nothing yet; its caller may give up meanwhile."""
+        self._let_go()
+        request.idle = True
+        if request.expired:
+            request.expire(0.0)
+        if request.answer.done():
+            raise _Abandoned
+        now = await self._wait(pause)
+        if request.answer.done():
+            raise _Abandoned
+        request.idle = False
+        return now
+
+    async def _wait(self, pause: Pause) -> float:
+        seconds = pause_seconds(pause, self._rng)
+        if pause.reason is PauseReason.CONTENDED:
+            await asyncio.sleep(seconds)
+            return self._clock()
+        self._waiting_for_room = True
+        try:
+            await self._current().memory.wait_notified(seconds)
+        finally:
+            self._waiting_for_room = False
+        return self._clock()
+
+    async def _reconnect(self, cause: TransportError) -> None:
+        """Open a new session and send again what the receiver has not.
+
+        Raises:
+            PeerLost: The receiver is gone, or did not answer in time.
+        """
+        while True:
+            await self._current().memory.close()
+            session = await self._connect_again(cause)
+            self._session = session
+            self._let_go()
+            try:
+                for message in tuple(self._kept):
+                    if message.number >= session.producer.next_number:
+                        await self._send(message, may_wait=True, wait=self._wait)
+            except _BROKEN as error:
+                cause = error
+            else:
+                self._look_soon()
+                return
+
+    async def _connect_again(self, cause: TransportError) -> _Session:
+        give_up_at = self._clock() + self._patience.reconnect_seconds
+        pause, longest = _RECONNECT_PAUSE_SECONDS
+        while True:
+            try:
+                memory = await self._transport.connect(self._address, self._hello, self._options)
+            except HandshakeRefused as error:
+                raise PeerLost(f"{self._address} does not take {self._identity!r} back: {error}") from error
+            except (ConnectFailed, OperationTimeout, PeerLost) as error:
+                if self._clock() >= give_up_at:
+                    raise PeerLost(
+                        f"{self._address} is gone: {cause}; then, for {self._patience.reconnect_seconds} s:"
+                        f" {error}"
+                    ) from error
+            else:
+                return await self._begin_again(memory)
+            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
+            pause = min(2 * pause, longest)
+
+    async def _begin_again(self, memory: RemoteMemory) -> _Session:
+        """Go on with a new session, if it is the same receiver that gave it."""
+        try:
+            session = self._begin(memory)
+            if session.welcome.generation != self._current().welcome.generation:
+                raise PeerLost(
+                    f"{self._address} was replaced by a new receiver, which knows nothing of before"
+                )
+            if session.welcome.first_number > self._next_number:
+                raise PeerLost(
+                    f"{self._address} has {session.welcome.first_number} messages of {self._identity!r}, of"
+                    f" which we sent {self._next_number}: another sender uses this identity"
+                )
+        except BaseException:
+            await memory.close()
+            raise
+        return session
+
+    def _begin(self, memory: RemoteMemory) -> _Session:
+        welcome = Welcome.from_bytes(memory.welcome)
+        producer = Producer(
+            welcome.geometry,
+            session=memory.session,
+            generation=welcome.generation,
+            first_number=welcome.first_number,
+            lease_seconds=welcome.lease_seconds,
+            guarded_bytes_max=memory.capabilities.guarded_bytes_max,
+        )
+        return _Session(memory, producer, welcome)
+
+    # Shared by the courier and the callers.
+
+    def _current(self) -> _Session:
+        assert self._session is not None, "open() comes first"
+        return self._session
+
+    def _ring_alarm(self) -> None:
+        if self._alarm is not None and not self._alarm.done():
+            self._alarm.set_result(None)
+
+    def _signal_progress(self) -> None:
+        self._progress.set_result(None)
+        self._progress = self._loop.create_future()
+
+    def _fail(self, failure: BaseException) -> None:
+        """End the channel: the first reason stays, and everyone who waits is told."""
+        if self._failure is not None:
+            return
+        self._failure = failure
+        if self._in_hand is not None:
+            self._in_hand.fail(self._error())
+        while self._requests:
+            self._requests.popleft().fail(self._error())
+        self._signal_progress()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._error()
+
+    def _error(self) -> TransportError:
+        """Why the channel has ended, as a new exception for each who is told."""
+        failure = self._failure
+        assert failure is not None
+        if isinstance(failure, TransportError):
+            return type(failure)(*failure.args)
+        error = ChannelClosed(f"the sender {self._identity!r} to {self._address} failed: {failure!r}")
+        error.__cause__ = failure
+        return error
+
+
+@asynccontextmanager
+async def open_sender(
+    address: Address | str,
+    identity: str,
+    *,
+    options: Options | None = None,
+    patience: Patience | None = None,
+    transport: Transport | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    rng: random.Random | None = None,
+) -> AsyncIterator[Sender]:
+    """Connect to a receiver; leaving the block ends the session.
+
+    A regular exit lets what was posted reach the wire; ``drained`` is what waits for the receiver.
+
+    Args:
+        address: The receiver's address, with the region's name.
+        identity: Names this sender across sessions; no two live senders of a receiver share one.
+        options: Secret, bounds and certificates.
+        patience: How long to try before the receiver is called gone.
+        transport: Used instead of the one registered for the address's scheme.
+        clock: Monotonic seconds.
+        rng: Draws the jitter of waits.
+
+    Raises:
+        TransportError: Whatever ``Transport.connect`` raises; ``UnknownScheme``; ``LayoutMismatch``.
+    """
+    address = Address.parse(address) if isinstance(address, str) else address
+    sender = Sender(
+        transport or transport_for(address),
+        address,
+        identity,
+        options=options or Options(),
+        patience=patience or Patience(),
+        clock=clock,
+        rng=rng or random.Random(),  # noqa: S311  # jitter, no secret
+    )
+    await sender.open()
+    try:
+        yield sender
+        await sender.finish()
+    finally:
+        await sender.close()
