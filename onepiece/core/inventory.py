@@ -1,0 +1,184 @@
+"""What nodes have and what workflows need: the facts that the control machines decide upon.
+
+All of these are plain values that travel in control messages. A *stage* is named by its key
+(``module:function``), so that two workflows that use the same stage share its actors. Memory is
+counted per device and in bytes.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Protocol, Self
+
+from attrs import frozen
+
+
+class DeviceKind(enum.StrEnum):
+    """What a device is; a stage asks for one kind."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+
+
+class ActorState(enum.StrEnum):
+    """Where a stage actor is in its life, as its node reports it and as routes show it."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+WORKER_ROLE = "worker"
+
+
+@frozen
+class Device:
+    """A device of one node, for example ``cuda:0`` or ``cpu:0``."""
+
+    name: str
+    kind: DeviceKind
+    memory_bytes: int
+
+
+@frozen
+class NodeInfo:
+    """Who a node is; fixed for the life of one incarnation.
+
+    ``incarnation`` is higher than any that this node id used before (a node takes the larger of the
+    wall clock in milliseconds and its last incarnation plus one).
+    """
+
+    node_id: str
+    incarnation: int
+    address: str
+    http: str | None
+    roles: tuple[str, ...]
+    devices: tuple[Device, ...]
+    process_id: int
+
+    @property
+    def is_worker(self) -> bool:
+        """Actors may be placed on it."""
+        return WORKER_ROLE in self.roles
+
+
+@frozen
+class ActorReport:
+    """One actor as its node sees it, part of each heartbeat.
+
+    ``address`` is where its inbox listens ("" until it does). ``digest`` is that of the workflow as
+    *this node* imported it; where it differs from the one assigned, ``schema_text`` is the node's
+    version, so that the error can name both.
+    """
+
+    actor_id: int
+    stage: str
+    devices: tuple[str, ...]
+    state: ActorState
+    address: str = ""
+    queued: int = 0
+    running: int = 0
+    error: str | None = None
+    digest: str = ""
+    schema_text: str = ""
+
+
+@frozen
+class StageNeed:
+    """What one instance of a stage needs: ``device_count`` devices of one node, and memory on each."""
+
+    stage: str
+    name: str
+    kind: DeviceKind
+    memory_bytes: int
+    device_count: int = 1
+    instances: int = 1
+
+
+class _Resources(Protocol):
+    @property
+    def kind(self) -> str: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+
+
+class _StageSpec(Protocol):
+    @property
+    def key(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def resources(self) -> _Resources: ...
+    @property
+    def instances(self) -> int: ...
+
+
+class _Graph(Protocol):
+    """The part of ``onepiece.graph.WorkflowGraph`` that matters here."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def module(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def schema_text(self) -> str: ...
+    @property
+    def stages(self) -> Mapping[str, _StageSpec]: ...
+
+
+@frozen
+class RegisteredWorkflow:
+    """A workflow as the NodeManager keeps it: enough to place it, not enough to run it.
+
+    ``module`` is ``module:attribute``; workers import it themselves and compare ``digest``.
+    """
+
+    name: str
+    module: str
+    digest: str
+    schema_text: str
+    stages: tuple[StageNeed, ...]
+
+    @classmethod
+    def of(cls, graph: _Graph) -> Self:
+        """What the NodeManager needs to know of a workflow's graph."""
+        return cls(
+            name=graph.name,
+            module=graph.module,
+            digest=graph.digest,
+            schema_text=graph.schema_text,
+            stages=tuple(
+                StageNeed(
+                    stage=spec.key,
+                    name=spec.name,
+                    kind=DeviceKind(spec.resources.kind),
+                    memory_bytes=spec.resources.memory_bytes,
+                    device_count=spec.resources.count,
+                    instances=spec.instances,
+                )
+                for _, spec in sorted(graph.stages.items())
+            ),
+        )
+
+
+def stage_needs(workflows: Iterable[RegisteredWorkflow]) -> dict[str, StageNeed]:
+    """The stages of all workflows by key; one that several workflows share appears once."""
+    needs: dict[str, StageNeed] = {}
+    for workflow in workflows:
+        for need in workflow.stages:
+            assert needs.setdefault(need.stage, need) == need, f"two needs of one stage: {need!r}"
+    return needs
+
+
+def format_bytes(count: int) -> str:
+    """A size for people: ``40.0 GiB``, ``512 B``."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,493 @@
+"""Placement: which actors there should be, compared with those there are.
+
+The machine knows what the registered workflows want, has ``packing`` choose devices for what is
+missing, gives orders, and follows each actor (``actors``) through its node's reports. What it
+promises:
+
+* The memory of an actor is counted on its devices until its node no longer reports it, so that no
+  device is promised twice.
+* What runs is not moved. Exceptions: actors on a draining node, GPU stages that run on a processor
+  when a GPU joins, and actors of a workflow version that was replaced. These retire: they serve on
+  until replacements are ready. (An old version makes room first if the new one fits nowhere else.)
+* Orders may be lost: they are sent again at a heartbeat that does not show their effect after
+  ``resend_seconds``, the order to run ``sends_max`` times.
+* A stage that fails to load is tried again after a pause that doubles, on another node if there is
+  one, several times in a row (``retries``); then it is given up, with a reason, until a worker joins or
+  the workflows change. A failure after ``proven_seconds`` of service counts as the first one.
+* Nothing is placed before ``workers_expected`` workers have joined and for ``settle_seconds`` no
+  further one has, or until ``settle_limit_seconds`` after the first: otherwise the first worker to
+  come up would be given everything.
+* Actors of an earlier manager's life are adopted where they are still wanted, since their models are
+  loaded and requests may wait in them; all other unknown actors are stopped. Ids below
+  ``first_actor_id`` are those of an earlier life.
+
+What it does not do: move load between devices that work. That needs measured demand, which comes in
+as ``DemandChanged``.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from attrs import define, evolve, field
+
+from onepiece.core.actors import Actor, ActorLife, ActorTrigger, Assign, Unassign
+from onepiece.core.inventory import (
+    ActorReport,
+    ActorState,
+    NodeInfo,
+    RegisteredWorkflow,
+    StageNeed,
+    stage_needs,
+)
+from onepiece.core.machine import Machine
+from onepiece.core.packing import Chosen, desired_instances, pack
+from onepiece.core.placement_events import (
+    ActorFailed,
+    ActorsReported,
+    DemandChanged,
+    PlacementConfig,
+    PlacementEffect,
+    PlacementEvent,
+    ReserveActorIds,
+    SendAssign,
+    SendUnassign,
+    TimePassed,
+    WorkerChanged,
+    WorkerDied,
+    WorkerJoined,
+    WorkflowsChanged,
+)
+from onepiece.core.retries import Trouble
+from onepiece.core.workers import Worker, rooms_of
+
+_ID_BLOCK: Final = 64
+"""Ids reserved beyond the need, so that few writes are needed."""
+
+
+@define(kw_only=True, eq=False)
+class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
+    """Which actors there should be; see the module's text.
+
+    Args:
+        config: Patience and bounds.
+        manager_epoch: Of the manager that gives the orders.
+        first_actor_id: Above all ids that an earlier manager may have used.
+    """
+
+    config: PlacementConfig = field(factory=PlacementConfig)
+    manager_epoch: int
+    first_actor_id: int
+    _next_actor_id: int = field(init=False)
+    _reserved_below: int = field(init=False)
+    _workflows: tuple[RegisteredWorkflow, ...] = field(default=(), init=False)
+    _needs: dict[str, StageNeed] = field(factory=dict, init=False)
+    _wanted: dict[str, int] = field(factory=dict, init=False)
+    _demand: dict[str, int] = field(factory=dict, init=False)
+    _workers: dict[str, Worker] = field(factory=dict, init=False)
+    _actors: dict[int, Actor] = field(factory=dict, init=False)
+    _troubles: dict[str, Trouble] = field(factory=dict, init=False)
+    _unplaced: dict[str, str] = field(factory=dict, init=False)
+    _first_joined_at: float | None = field(default=None, init=False)
+    _last_joined_at: float = field(default=0.0, init=False)
+    _is_open: bool = field(default=False, init=False)
+    _is_dirty: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._next_actor_id = self._reserved_below = self.first_actor_id
+
+    @property
+    def actors(self) -> Mapping[int, Actor]:
+        """All actors that are not gone yet, by id."""
+        return self._actors
+
+    def problems(self) -> dict[str, str]:
+        """By stage: why it has fewer ready actors than it should, in words."""
+        found = dict(self._unplaced)
+        for stage, trouble in self._troubles.items():
+            if self._count(stage, {ActorLife.READY}) < self._wanted[stage]:
+                found[stage] = self.config.retries.describe(trouble)
+        if not self._is_open:
+            counts = f"{len(self._workers)} of {self.config.workers_expected} joined so far"
+            unserved = self._wanted.keys() - {actor.stage for actor in self._actors.values()}
+            found |= dict.fromkeys(sorted(unserved), f"waiting for workers, {counts}")
+        return found
+
+    def next_deadline(self, now: float) -> float | None:
+        """When placement begins, a stage is tried again, or a load has taken too long."""
+        deadlines = [trouble.retry_at for trouble in self._troubles.values() if trouble.retry_at is not None]
+        opens_at = self._opens_at()
+        if opens_at is not None:
+            deadlines.append(opens_at)
+        deadlines += [
+            actor.loads_since + self.config.load_seconds_max
+            for actor in self._actors.values()
+            if actor.loads_since is not None
+        ]
+        return min(deadlines, default=None)
+
+    def check_invariants(self) -> None:
+        """Ids, homes and memory of all actors."""
+        assert len(self._actors) <= self.config.actors_max
+        assert self._next_actor_id <= self._reserved_below
+        used: dict[tuple[str, str], int] = {}
+        for actor_id, actor in self._actors.items():
+            assert actor_id == actor.actor_id < self._next_actor_id
+            assert actor.stage in self._needs or actor.life is ActorLife.STOPPING
+            assert actor.incarnation == self._workers[actor.node_id].node.incarnation
+            assert (actor.loads_since is not None) == (actor.life is ActorLife.LOADING)
+            for device in actor.devices:
+                used[actor.node_id, device] = used.get((actor.node_id, device), 0) + actor.memory_bytes
+        for worker in self._workers.values():
+            for device_info in worker.node.devices:
+                assert used.pop((worker.node.node_id, device_info.name), 0) <= device_info.memory_bytes
+        assert not used, "an actor is on a device that its node does not have"
+
+    # --- events
+
+    def _react(self, event: PlacementEvent, now: float) -> list[PlacementEffect]:
+        effects: list[PlacementEffect] = []
+        match event:
+            case WorkflowsChanged():
+                self._workflows, self._needs = event.workflows, stage_needs(event.workflows)
+                self._troubles.clear()
+                self._is_dirty = True
+            case WorkerJoined():
+                self._on_joined(event, now)
+            case WorkerChanged():
+                worker = self._workers[event.node_id]
+                self._workers[event.node_id] = evolve(worker, suspect=event.suspect, draining=event.draining)
+                self._is_dirty = True
+            case WorkerDied():
+                del self._workers[event.node_id]
+                self._actors = {i: a for i, a in self._actors.items() if a.node_id != event.node_id}
+                self._is_dirty = True
+            case ActorsReported():
+                effects += self._on_reported(event, now)
+            case DemandChanged():
+                self._demand = dict(event.instances)
+                self._is_dirty = True
+            case TimePassed():
+                pass
+        effects += self._on_time(now)
+        if self._is_dirty:
+            self._is_dirty = False
+            effects += self._replan(now)
+        return effects
+
+    def _on_joined(self, event: WorkerJoined, now: float) -> None:
+        assert event.node.node_id not in self._workers, "its older incarnation died before"
+        self._workers[event.node.node_id] = Worker(event.node)
+        if self._first_joined_at is None:
+            self._first_joined_at = now
+        self._last_joined_at = now
+        self._troubles.clear()
+        self._is_dirty = True
+
+    def _on_time(self, now: float) -> list[PlacementEffect]:
+        opens_at = self._opens_at()
+        if opens_at is not None and now >= opens_at:
+            self._is_open = self._is_dirty = True
+        for stage, trouble in self._troubles.items():
+            if trouble.is_due(now):
+                self._troubles[stage] = trouble.with_pause_over()
+                self._is_dirty = True
+        effects: list[PlacementEffect] = []
+        limit = self.config.load_seconds_max
+        for actor in list(self._actors.values()):
+            if actor.loads_since is not None and now >= actor.loads_since + limit:
+                effects += self._fail(actor, f"did not finish loading within {limit:.0f} s", now)
+        return effects
+
+    def _opens_at(self) -> float | None:
+        if self._is_open or self._first_joined_at is None:
+            return None
+        limit = self._first_joined_at + self.config.settle_limit_seconds
+        if len(self._workers) < self.config.workers_expected:
+            return limit
+        return min(limit, self._last_joined_at + self.config.settle_seconds)
+
+    # --- reports
+
+    def _on_reported(self, event: ActorsReported, now: float) -> list[PlacementEffect]:
+        effects: list[PlacementEffect] = []
+        reports = {report.actor_id: report for report in event.actors}
+        for actor in [a for a in self._actors.values() if a.node_id == event.node_id]:
+            report = reports.pop(actor.actor_id, None)
+            if report is None:
+                effects += self._on_absent(actor, now)
+            else:
+                effects += self._on_present(actor, report, now)
+        for report in reports.values():
+            effects += self._on_unknown(self._workers[event.node_id].node, report, now)
+        return effects
+
+    def _on_present(self, actor: Actor, report: ActorReport, now: float) -> list[PlacementEffect]:
+        actor = self._actors[actor.actor_id] = evolve(actor, was_reported=True, address=report.address)
+        if actor.life is ActorLife.STOPPING:
+            is_obeying = report.state is ActorState.DRAINING
+            return [] if is_obeying or not self._is_due(actor, now) else [self._order_stop(actor, now)]
+        if report.digest and report.digest != actor.digest:
+            return self._fail(actor, self._mismatch(actor, report), now)
+        match report.state:
+            case ActorState.FAILED:
+                return self._fail(actor, report.error or "it failed without saying why", now)
+            case ActorState.LOADING:
+                self._move(actor, ActorTrigger.REPORTED_LOADING, now)
+            case ActorState.READY:
+                self._move(actor, ActorTrigger.REPORTED_READY, now)
+            case ActorState.DRAINING:
+                pass  # The node drains; its heartbeat says so too.
+        return []
+
+    def _on_absent(self, actor: Actor, now: float) -> list[PlacementEffect]:
+        is_due = self._is_due(actor, now)
+        if actor.life is ActorLife.STOPPING:
+            # The order to run an actor that was never reported may still be under way.
+            if actor.was_reported or is_due:
+                self._forget(actor)
+            return []
+        if actor.was_reported:
+            effects = self._record_failure(actor, "its node lost it", now)
+            self._forget(actor)
+            return effects
+        if not is_due:
+            return []
+        if actor.sends >= self.config.sends_max:
+            return self._fail(actor, f"its node did not take the order, sent {actor.sends} times", now)
+        return [self._order_start(evolve(actor, sends=actor.sends + 1), now)]
+
+    def _on_unknown(self, node: NodeInfo, report: ActorReport, now: float) -> list[PlacementEffect]:
+        reason = self._why_not_adopted(node, report)
+        if reason is not None:
+            order = Unassign(report.actor_id, reason, self.manager_epoch)
+            return [SendUnassign(node.node_id, node.incarnation, order)]
+        need = self._needs[report.stage]
+        is_ready = report.state is ActorState.READY
+        self._actors[report.actor_id] = Actor(
+            actor_id=report.actor_id,
+            stage=report.stage,
+            digest=report.digest,
+            node_id=node.node_id,
+            incarnation=node.incarnation,
+            devices=report.devices,
+            memory_bytes=need.memory_bytes,
+            life=ActorLife.READY if is_ready else ActorLife.LOADING,
+            ordered_at=now,
+            was_reported=True,
+            loads_since=None if is_ready else now,
+            ready_since=now if is_ready else None,
+            address=report.address,
+        )
+        self._is_dirty = True
+        return []
+
+    def _why_not_adopted(self, node: NodeInfo, report: ActorReport) -> str | None:
+        if report.actor_id >= self.first_actor_id or report.actor_id in self._actors:
+            return "it is not assigned to this node (any more)"
+        if report.stage not in self._needs:
+            return f"no registered workflow has a stage {report.stage!r}"
+        if report.digest not in self._digests(report.stage):
+            return f"it is of a version of the workflow that is not registered (digest {report.digest})"
+        if report.state not in {ActorState.LOADING, ActorState.READY}:
+            return f"it is {report.state}"
+        if self._count_serving(report.stage) >= self._wanted[report.stage]:
+            return "there are as many actors of its stage as are wanted"
+        need = self._needs[report.stage]
+        worker = self._workers[node.node_id]
+        rooms = {room.device: room for room in rooms_of([worker], self._actors.values())}
+        fits = len(set(report.devices)) == len(report.devices) == need.device_count and all(
+            device in rooms and rooms[device].free_bytes >= need.memory_bytes for device in report.devices
+        )
+        return None if fits else f"it does not fit on {', '.join(report.devices) or 'no device'}"
+
+    def _mismatch(self, actor: Actor, report: ActorReport) -> str:
+        registered = next((w for w in self._workflows if w.digest == actor.digest), None)
+        schema = registered.schema_text if registered else "(withdrawn)"
+        return (
+            f"{actor.node_id} has another version of the workflow than is registered; install the same "
+            f"on all nodes. On {actor.node_id}, digest {report.digest}:\n{report.schema_text}\n"
+            f"Registered, digest {actor.digest}:\n{schema}"
+        )
+
+    # --- what should be
+
+    def _replan(self, now: float) -> list[PlacementEffect]:
+        self._wanted = desired_instances(self._workflows, self._demand)
+        self._troubles = {s: trouble for s, trouble in self._troubles.items() if s in self._wanted}
+        effects: list[PlacementEffect] = []
+        for actor in list(self._actors.values()):
+            effects += self._correct(actor, now)
+        for stage, count in self._wanted.items():
+            serving = sorted(
+                (a for a in self._actors.values() if a.stage == stage and a.serves),
+                key=lambda actor: (actor.life is not ActorLife.READY, actor.actor_id),
+            )
+            for actor in serving[count:]:
+                effects += self._stop(actor, "there are more actors of its stage than are wanted", now)
+        effects += self._place_missing(now)
+        effects += self._stop_replaced(now)
+        return effects
+
+    def _correct(self, actor: Actor, now: float) -> list[PlacementEffect]:
+        """Retire or stop an actor that should not be where it is."""
+        if actor.life is ActorLife.STOPPING:
+            return []
+        if actor.stage not in self._wanted:
+            return self._stop(actor, "no registered workflow uses its stage", now)
+        reason = self._why_misplaced(actor)
+        if reason is None and actor.life is ActorLife.RETIRING:
+            self._move(actor, ActorTrigger.RESUMED, now)
+        elif reason is not None and actor.life is ActorLife.READY:
+            self._move(actor, ActorTrigger.RETIRED, now)
+        elif reason is not None and actor.life is not ActorLife.RETIRING:
+            return self._stop(actor, reason, now)
+        return []
+
+    def _why_misplaced(self, actor: Actor) -> str | None:
+        worker = self._workers[actor.node_id]
+        if worker.draining:
+            return "its node drains"
+        if self._is_outdated(actor):
+            return "its workflow was registered in another version"
+        kind = self._needs[actor.stage].kind
+        if worker.kind_of(actor.devices[0]) is not kind and not self._falls_back():
+            return f"its stage wants a {kind}, and there is one now"
+        return None
+
+    def _is_outdated(self, actor: Actor) -> bool:
+        return actor.digest not in self._digests(actor.stage)
+
+    def _place_missing(self, now: float) -> list[PlacementEffect]:
+        self._unplaced = {}
+        if not self._is_open:
+            return []
+        missing = {
+            stage: count - self._count_serving(stage)
+            for stage, count in self._wanted.items()
+            if not self.config.retries.is_held_back(self._troubles.get(stage))
+        }
+        room_left = self.config.actors_max - len(self._actors)
+        if sum(missing.values()) > room_left:
+            bound = f"the set has {len(self._actors)} actors; its bound is {self.config.actors_max}"
+            self._unplaced = dict.fromkeys((s for s, count in missing.items() if count), bound)
+            return []
+        packing = pack(
+            self._needs,
+            missing,
+            rooms_of(self._workers.values(), self._actors.values(), only_taking=True),
+            failures=self._failures(),
+            on_cpu=self._falls_back(),
+        )
+        self._unplaced = {unplaced.stage: unplaced.message for unplaced in packing.unplaced}
+        effects: list[PlacementEffect] = []
+        last = self._next_actor_id + len(packing.chosen)
+        if last > self._reserved_below:
+            self._reserved_below = last + _ID_BLOCK
+            effects.append(ReserveActorIds(self._reserved_below))
+        return effects + [self._order_start(self._new_actor(chosen, now), now) for chosen in packing.chosen]
+
+    def _new_actor(self, chosen: Chosen, now: float) -> Actor:
+        actor_id = self._next_actor_id
+        self._next_actor_id += 1
+        return Actor(
+            actor_id=actor_id,
+            stage=chosen.stage,
+            digest=self._workflow_of(chosen.stage).digest,
+            node_id=chosen.node_id,
+            incarnation=self._workers[chosen.node_id].node.incarnation,
+            devices=chosen.devices,
+            memory_bytes=self._needs[chosen.stage].memory_bytes,
+            life=ActorLife.ASSIGNED,
+            ordered_at=now,
+        )
+
+    def _stop_replaced(self, now: float) -> list[PlacementEffect]:
+        effects: list[PlacementEffect] = []
+        for actor in [a for a in self._actors.values() if a.life is ActorLife.RETIRING]:
+            if self._count(actor.stage, {ActorLife.READY}) >= self._wanted[actor.stage]:
+                effects += self._stop(actor, "its replacement is ready", now)
+            elif self._is_outdated(actor) and actor.stage in self._unplaced:
+                effects += self._stop(actor, "it makes room for the version that replaces it", now)
+        return effects
+
+    # --- single steps
+
+    def _move(self, actor: Actor, trigger: ActorTrigger, now: float) -> Actor:
+        moved = self._actors[actor.actor_id] = actor.moved(trigger, now)
+        if moved.life is not actor.life:
+            self._is_dirty = True
+        return moved
+
+    def _forget(self, actor: Actor) -> None:
+        del self._actors[actor.actor_id]
+        self._is_dirty = True
+
+    def _fail(self, actor: Actor, reason: str, now: float) -> list[PlacementEffect]:
+        effects = self._record_failure(actor, reason, now)
+        return effects + self._stop(evolve(actor, error=reason), reason, now)
+
+    def _record_failure(self, actor: Actor, reason: str, now: float) -> list[PlacementEffect]:
+        ready_since = actor.ready_since
+        is_proven = ready_since is not None and now - ready_since >= self.config.proven_seconds
+        earlier = None if is_proven else self._troubles.get(actor.stage)
+        where = f"actor {actor.actor_id} on {actor.node_id} ({', '.join(actor.devices)})"
+        trouble = self.config.retries.after_failure(earlier, f"{where}: {reason}", actor.node_id, now)
+        self._troubles[actor.stage] = trouble
+        self._is_dirty = True
+        return [ActorFailed(actor.actor_id, actor.stage, actor.node_id, reason)]
+
+    def _stop(self, actor: Actor, reason: str, now: float) -> list[PlacementEffect]:
+        self._is_dirty = True
+        return [self._order_stop(actor.moved(ActorTrigger.STOPPED, now), now, reason)]
+
+    def _order_stop(
+        self, actor: Actor, now: float, reason: str = "it was told to stop before"
+    ) -> SendUnassign:
+        self._actors[actor.actor_id] = evolve(actor, ordered_at=now)
+        order = Unassign(actor.actor_id, reason, self.manager_epoch)
+        return SendUnassign(actor.node_id, actor.incarnation, order)
+
+    def _order_start(self, actor: Actor, now: float) -> SendAssign:
+        self._actors[actor.actor_id] = evolve(actor, ordered_at=now)
+        workflow = self._workflow_of(actor.stage)
+        order = Assign(
+            actor_id=actor.actor_id,
+            stage=actor.stage,
+            workflow=workflow.name,
+            module=workflow.module,
+            digest=workflow.digest,
+            devices=actor.devices,
+            memory_bytes=actor.memory_bytes,
+            manager_epoch=self.manager_epoch,
+        )
+        return SendAssign(actor.node_id, actor.incarnation, order)
+
+    # --- queries
+
+    def _is_due(self, actor: Actor, now: float) -> bool:
+        return now >= actor.ordered_at + self.config.resend_seconds
+
+    def _count(self, stage: str, lives: Iterable[ActorLife]) -> int:
+        return sum(actor.stage == stage and actor.life in lives for actor in self._actors.values())
+
+    def _count_serving(self, stage: str) -> int:
+        return sum(actor.stage == stage and actor.serves for actor in self._actors.values())
+
+    def _workflow_of(self, stage: str) -> RegisteredWorkflow:
+        """The first by name of the workflows that use the stage."""
+        users = [w for w in self._workflows if any(need.stage == stage for need in w.stages)]
+        return min(users, key=lambda workflow: workflow.name)
+
+    def _digests(self, stage: str) -> set[str]:
+        return {w.digest for w in self._workflows if any(need.stage == stage for need in w.stages)}
+
+    def _falls_back(self) -> bool:
+        """GPU stages run on processors, as no worker has any GPU."""
+        return self.config.allow_cpu_fallback and not any(w.has_gpu for w in self._workers.values())
+
+    def _failures(self) -> dict[tuple[str, str], int]:
+        return {
+            (stage, node_id): trouble.nodes.count(node_id)
+            for stage, trouble in self._troubles.items()
+            for node_id in trouble.nodes
+        }

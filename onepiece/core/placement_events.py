@@ -1,0 +1,132 @@
+"""What placement is told and what it answers: its settings, events and effects."""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from attrs import field, frozen
+
+from onepiece.core.actors import Assign, Unassign
+from onepiece.core.inventory import ActorReport, NodeInfo, RegisteredWorkflow
+from onepiece.core.retries import RetryPolicy
+
+
+@frozen
+class PlacementConfig:
+    """Patience and bounds of placement; see the module's text."""
+
+    workers_expected: int = 1
+    settle_seconds: float = 0.0
+    settle_limit_seconds: float = 60.0
+    resend_seconds: float = 2.0
+    sends_max: int = 5
+    load_seconds_max: float = 1800.0
+    retries: RetryPolicy = field(factory=RetryPolicy)
+    proven_seconds: float = 60.0
+    actors_max: int = 4096
+    allow_cpu_fallback: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        assert self.workers_expected >= 0
+        assert 0 <= self.settle_seconds <= self.settle_limit_seconds
+        assert self.resend_seconds > 0
+        assert self.sends_max >= 1
+        assert self.actors_max > 0
+
+
+# --- events ------------------------------------------------------------------------------------
+
+
+@frozen
+class WorkflowsChanged:
+    """These are all workflows now registered."""
+
+    workflows: tuple[RegisteredWorkflow, ...]
+
+
+@frozen
+class WorkerJoined:
+    """A node that may run actors is there (a new incarnation)."""
+
+    node: NodeInfo
+
+
+@frozen
+class WorkerChanged:
+    """A worker became suspect or trusted again, or drains or no longer."""
+
+    node_id: str
+    suspect: bool
+    draining: bool
+
+
+@frozen
+class WorkerDied:
+    """A worker is gone, and with it its actors."""
+
+    node_id: str
+
+
+@frozen
+class ActorsReported:
+    """A worker's heartbeat: all actors it has."""
+
+    node_id: str
+    actors: tuple[ActorReport, ...]
+
+
+@frozen
+class DemandChanged:
+    """How many instances of which stage are wanted by measured load."""
+
+    instances: Mapping[str, int]
+
+
+@frozen
+class TimePassed:
+    """A moment that was asked for is here."""
+
+
+PlacementEvent: TypeAlias = (
+    WorkflowsChanged | WorkerJoined | WorkerChanged | WorkerDied | ActorsReported | DemandChanged | TimePassed
+)
+
+
+# --- effects -----------------------------------------------------------------------------------
+
+
+@frozen
+class SendAssign:
+    """Send an order to a node."""
+
+    node_id: str
+    incarnation: int
+    order: Assign
+
+
+@frozen
+class SendUnassign:
+    """Send an order to a node."""
+
+    node_id: str
+    incarnation: int
+    order: Unassign
+
+
+@frozen
+class ReserveActorIds:
+    """Store, before anything after it is carried out, that ids below ``below`` may have been used."""
+
+    below: int
+
+
+@frozen
+class ActorFailed:
+    """An actor failed, and why; for the log."""
+
+    actor_id: int
+    stage: str
+    node_id: str
+    reason: str
+
+
+PlacementEffect: TypeAlias = SendAssign | SendUnassign | ReserveActorIds | ActorFailed

@@ -1,0 +1,57 @@
+"""Workers as placement sees them, and the room on their devices."""
+
+from collections.abc import Iterable
+
+from attrs import frozen
+
+from onepiece.core.actors import Actor
+from onepiece.core.inventory import DeviceKind, NodeInfo
+from onepiece.core.packing import Room
+
+
+@frozen
+class Worker:
+    """A living node that runs actors."""
+
+    node: NodeInfo
+    suspect: bool = False
+    draining: bool = False
+
+    @property
+    def takes_new(self) -> bool:
+        """New actors may be placed on it."""
+        return not self.suspect and not self.draining
+
+    @property
+    def has_gpu(self) -> bool:
+        """Any of its devices is a GPU."""
+        return any(device.kind is DeviceKind.GPU for device in self.node.devices)
+
+    def kind_of(self, device: str) -> DeviceKind:
+        """What the device of this name is."""
+        return next(known.kind for known in self.node.devices if known.name == device)
+
+
+def rooms_of(workers: Iterable[Worker], actors: Iterable[Actor], *, only_taking: bool = False) -> list[Room]:
+    """The devices of the workers (or of those that take new actors), and what is on each."""
+    held: dict[tuple[str, str], list[Actor]] = {}
+    for actor in actors:
+        for device in actor.devices:
+            held.setdefault((actor.node_id, device), []).append(actor)
+    rooms: list[Room] = []
+    for worker in workers:
+        if only_taking and not worker.takes_new:
+            continue
+        for known in worker.node.devices:
+            on_it = held.get((worker.node.node_id, known.name), [])
+            rooms.append(
+                Room(
+                    node_id=worker.node.node_id,
+                    device=known.name,
+                    kind=known.kind,
+                    memory_bytes=known.memory_bytes,
+                    used_bytes=sum(actor.memory_bytes for actor in on_it),
+                    stages=tuple(actor.stage for actor in on_it),
+                )
+            )
+    return rooms
