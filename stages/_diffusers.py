@@ -17,9 +17,10 @@ torch, diffusers and transformers are imported on first use: this module is read
 want the workflow's graph.
 """
 
+import functools
+import importlib
 import os
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -41,7 +42,7 @@ _SCHEDULERS: Final = ("UniPCMultistepScheduler", "FlowMatchEulerDiscreteSchedule
 
 def preload() -> None:
     """Import everything any stage needs, e.g. in a process that workers are forked from."""
-    _libraries()
+    libraries()
 
 
 def choose_threads(cores: int, environ: Mapping[str, str]) -> int:
@@ -64,7 +65,7 @@ def choose_threads(cores: int, environ: Mapping[str, str]) -> int:
 
 def limit_threads() -> None:
     """Set torch's threads for this process. Every stage does so before it loads."""
-    torch = _libraries().torch
+    torch = libraries().torch
     chosen = choose_threads(len(os.sched_getaffinity(0)), os.environ)
     if torch.get_num_threads() != chosen:
         torch.set_num_threads(chosen)
@@ -82,9 +83,8 @@ class TextEncoder:
     def load(cls, model: WanModel, device: str) -> Self:
         """Load the two components. Blocks."""
         loader = _Loader.start(model, device)
-        transformers = _libraries().transformers
-        tokenizer = loader.plain(transformers.AutoTokenizer, "tokenizer")
-        encoder = loader.network(transformers.UMT5EncoderModel, "text_encoder", model.dtype)
+        tokenizer = loader.plain(libraries().tokenizer, "tokenizer")
+        encoder = loader.network(libraries().text_encoder, "text_encoder", model.dtype)
         return cls(model, loader.device, _pipeline_of(tokenizer=tokenizer, text_encoder=encoder))
 
     def encode(self, prompt: str, negative_prompt: str, *, guided: bool) -> "tuple[Tensor, Tensor | None]":
@@ -96,7 +96,7 @@ class TextEncoder:
         self._check_length("prompt", prompt)
         if guided:
             self._check_length("negative_prompt", negative_prompt)
-        with _libraries().torch.no_grad():
+        with libraries().torch.no_grad():
             wanted, unwanted = self._pipeline.encode_prompt(
                 prompt=prompt,
                 negative_prompt=negative_prompt,
@@ -108,12 +108,9 @@ class TextEncoder:
         return wanted, unwanted
 
     def _check_length(self, field: str, text: str) -> None:
-        from diffusers.pipelines.wan.pipeline_wan_i2v import prompt_clean
-
         self._model.check_prompt(field, text)
-        tokens = self._pipeline.tokenizer(
-            prompt_clean(text), padding=False, truncation=False, verbose=False
-        )["input_ids"]
+        clean = libraries().clean_prompt(text)
+        tokens = self._pipeline.tokenizer(clean, padding=False, truncation=False, verbose=False)["input_ids"]
         bound = self._model.max_sequence_length
         if len(tokens) > bound:
             raise InvalidInput(
@@ -133,15 +130,14 @@ class ImageEncoder:
     def load(cls, model: WanModel, device: str) -> Self:
         """Load the two components. Blocks."""
         loader = _Loader.start(model, device)
-        libraries = _libraries()
-        processor = loader.plain(libraries.image_processor, "image_processor")
-        encoder = loader.network(libraries.transformers.CLIPVisionModel, "image_encoder", "float32")
-        dtype = getattr(libraries.torch, model.dtype)
+        processor = loader.plain(libraries().image_processor, "image_processor")
+        encoder = loader.network(libraries().image_encoder, "image_encoder", "float32")
+        dtype = getattr(libraries().torch, model.dtype)
         return cls(dtype, loader.device, _pipeline_of(image_processor=processor, image_encoder=encoder))
 
     def encode(self, image: "Image") -> "Tensor":
         """[1, patches + 1, width], in the transformer's type."""
-        with _libraries().torch.no_grad():
+        with libraries().torch.no_grad():
             embeddings: Tensor = self._pipeline.encode_image(image, self._device)
             return embeddings.to(self._dtype)
 
@@ -157,7 +153,7 @@ class LatentEncoder:
     def load(cls, model: WanModel, device: str) -> Self:
         """Load the VAE. Blocks."""
         loader = _Loader.start(model, device)
-        vae = loader.network(_libraries().diffusers.AutoencoderKLWan, "vae", "float32")
+        vae = loader.network(libraries().vae, "vae", "float32")
         return cls(loader.device, _pipeline_of(vae=vae))
 
     def encode(
@@ -167,7 +163,7 @@ class LatentEncoder:
 
         The noise is drawn on the CPU, so that a seed means the same on every device.
         """
-        torch = _libraries().torch
+        torch = libraries().torch
         with torch.no_grad():
             pixels = self._pipeline.video_processor.preprocess(image, height=height, width=width)
             noise, condition = self._pipeline.prepare_latents(
@@ -199,8 +195,7 @@ class Denoiser:
     def load(cls, model: WanModel, device: str) -> Self:
         """Load the transformer and the scheduler's configuration. Blocks."""
         loader = _Loader.start(model, device)
-        diffusers = _libraries().diffusers
-        transformer = loader.network(diffusers.WanTransformer3DModel, "transformer", model.dtype)
+        transformer = loader.network(libraries().transformer, "transformer", model.dtype)
         config = loader.scheduler_config()
         name = config["_class_name"]
         if name not in _SCHEDULERS:
@@ -208,7 +203,7 @@ class Denoiser:
                 f"{model.source}: scheduler {name} is none of {', '.join(_SCHEDULERS)}, "
                 "with which this stage is tested"
             )
-        return cls(loader.device, transformer, getattr(diffusers, name), config)
+        return cls(loader.device, transformer, libraries().schedulers[name], config)
 
     def denoise(
         self,
@@ -234,7 +229,7 @@ class Denoiser:
             guidance: The guidance scale.
             on_step: Called with 0 before the first step and with n after the n-th; may raise to stop.
         """
-        torch = _libraries().torch
+        torch = libraries().torch
         # The scheduler remembers earlier steps, so each request has one of its own.
         scheduler = self._scheduler_class.from_config(self._scheduler_config)
         scheduler.set_timesteps(steps, device=self._device)
@@ -278,12 +273,12 @@ class Decoder:
     def load(cls, model: WanModel, device: str) -> Self:
         """Load the VAE. Blocks."""
         loader = _Loader.start(model, device)
-        vae = loader.network(_libraries().diffusers.AutoencoderKLWan, "vae", "float32")
+        vae = loader.network(libraries().vae, "vae", "float32")
         return cls(loader.device, _pipeline_of(vae=vae))
 
     def decode(self, latents: "Tensor") -> Frames:
         """Frames of the first video in the batch."""
-        torch = _libraries().torch
+        torch = libraries().torch
         vae = self._pipeline.vae
         shape = (1, vae.config.z_dim, 1, 1, 1)
         with torch.no_grad():
@@ -297,52 +292,63 @@ class Decoder:
         return frames
 
 
-class _Libraries(NamedTuple):
+class Libraries(NamedTuple):
+    """What is used of the packages that this module owns. They ship no usable types: all is ``Any``."""
+
     torch: Any
-    diffusers: ModuleType
-    transformers: ModuleType
+    diffusers: Any
+    transformers: Any
     pipeline: Any
+    vae: Any
+    transformer: Any
+    schedulers: Mapping[str, Any]
+    tokenizer: Any
+    text_encoder: Any
+    image_encoder: Any
     image_processor: Any
+    clean_prompt: Callable[[str], str]
 
 
-_loaded: _Libraries | None = None
+@functools.cache
+def libraries() -> Libraries:
+    """The libraries, imported by the first call.
+
+    Raises:
+        ConfigError: One is not installed; the extra to install is named.
+    """
+    try:
+        torch, transformers, diffusers = (
+            importlib.import_module(name) for name in ("torch", "transformers", "diffusers")
+        )
+        # The pipeline's module asks for an image processor that needs torchvision, and warns that it
+        # gets another. The other is the one that is wanted.
+        logging = importlib.import_module("transformers.utils.logging")
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()
+        pipeline = importlib.import_module("diffusers.pipelines.wan.pipeline_wan_i2v")
+        logging.set_verbosity(verbosity)
+        logging.disable_progress_bar()
+        return Libraries(
+            torch=torch,
+            diffusers=diffusers,
+            transformers=transformers,
+            pipeline=pipeline.WanImageToVideoPipeline,
+            vae=diffusers.AutoencoderKLWan,
+            transformer=diffusers.WanTransformer3DModel,
+            schedulers={name: getattr(diffusers, name) for name in _SCHEDULERS},
+            tokenizer=transformers.AutoTokenizer,
+            text_encoder=transformers.UMT5EncoderModel,
+            image_encoder=transformers.CLIPVisionModel,
+            image_processor=_image_processor_class(transformers),
+            clean_prompt=pipeline.prompt_clean,
+        )
+    except ImportError as error:
+        raise ConfigError(
+            f"Wan models need {error.name or error}; pip install 'onepiece[diffusion]'"
+        ) from error
 
 
-def _libraries() -> _Libraries:
-    """The libraries, imported by the first call."""
-    global _loaded  # noqa: PLW0603 - a cache of imports, written once
-    if _loaded is None:
-        try:
-            import diffusers
-            import torch
-            import transformers
-            from diffusers import (
-                AutoencoderKLWan,
-                FlowMatchEulerDiscreteScheduler,
-                UniPCMultistepScheduler,
-                WanImageToVideoPipeline,
-                WanTransformer3DModel,
-            )
-            from transformers import AutoTokenizer, CLIPVisionModel, UMT5EncoderModel
-        except ImportError as error:
-            raise ConfigError(
-                f"image_to_video needs {error.name}; pip install 'onepiece[diffusion]'"
-            ) from error
-        # These packages load their modules when a name is asked for; all of them are wanted now.
-        assert AutoencoderKLWan
-        assert FlowMatchEulerDiscreteScheduler
-        assert UniPCMultistepScheduler
-        assert WanTransformer3DModel
-        assert AutoTokenizer
-        assert CLIPVisionModel
-        assert UMT5EncoderModel
-        transformers.utils.logging.disable_progress_bar()
-        processor = _image_processor_class(transformers)
-        _loaded = _Libraries(torch, diffusers, transformers, WanImageToVideoPipeline, processor)
-    return _loaded
-
-
-def _image_processor_class(transformers: ModuleType) -> Any:
+def _image_processor_class(transformers: Any) -> Any:
     """CLIP's image processor on Pillow: the other one needs torchvision and resizes a little differently."""
     try:
         return transformers.CLIPImageProcessorPil
@@ -361,7 +367,7 @@ class _Loader:
     def start(cls, model: WanModel, device: str) -> Self:
         limit_threads()
         # "cpu:1" is a device of the placement; to torch there is one CPU.
-        return cls(model, _libraries().torch.device("cpu" if device.startswith("cpu") else device))
+        return cls(model, libraries().torch.device("cpu" if device.startswith("cpu") else device))
 
     def plain(self, kind: Any, component: str) -> Any:
         """Something without weights."""
@@ -370,12 +376,12 @@ class _Loader:
     def network(self, kind: Any, component: str, dtype: str) -> Any:
         """A network, ready to compute on the device."""
         # Without a type some libraries keep the file's and others float32.
-        network = self._load(kind, component, **{_dtype_keyword(kind): getattr(_libraries().torch, dtype)})
+        network = self._load(kind, component, **{_dtype_keyword(kind): getattr(libraries().torch, dtype)})
         return _settle(network, self.device)
 
     def scheduler_config(self) -> Mapping[str, Any]:
         config: Mapping[str, Any] = self._load(
-            _libraries().diffusers.UniPCMultistepScheduler, "scheduler", method="load_config"
+            libraries().schedulers[_SCHEDULERS[0]], "scheduler", method="load_config"
         )
         return config
 
@@ -406,4 +412,4 @@ def _settle(network: Any, device: "torch.device") -> Any:
 def _pipeline_of(**components: Any) -> Any:
     """A pipeline that holds only these components; what its methods for them need, and no more."""
     missing: dict[str, Any] = dict.fromkeys(("tokenizer", "text_encoder", "vae", "scheduler"))
-    return _libraries().pipeline(**{**missing, **components})
+    return libraries().pipeline(**{**missing, **components})

@@ -191,7 +191,9 @@ class WanModel:
             )
         return chosen
 
-    def video_size(self, image_size: tuple[int, int], height: int | None, width: int | None) -> tuple[int, int]:
+    def video_size(
+        self, image_size: tuple[int, int], height: int | None, width: int | None
+    ) -> tuple[int, int]:
         """Height and width of the video for an image of (width, height).
 
         Raises:

@@ -1,10 +1,10 @@
-"""Image-to-video: a still image and a prompt become a clip, over five stages.
+r"""Image-to-video: a still image and a prompt become a clip, over five stages.
 
 ::
 
-    prompt --> encode_text ----\\
+    prompt --> encode_text ----\
     image ---> encode_image ----> denoise ---> decode ---> mp4
-          \\--> encode_latents --/
+          \--> encode_latents --/
 
 The three encoders need nothing of each other and run at the same time on different workers; denoise
 waits for all three. The components are those of diffusers' ``WanImageToVideoPipeline``, and with the
@@ -106,9 +106,7 @@ async def encode_latents(
     def encode() -> Latents:
         picture = read_image(image)
         rows, columns = MODEL.video_size(picture.size, height, width)
-        return Latents(
-            *encoder.encode(picture, height=rows, width=columns, num_frames=num_frames, seed=seed)
-        )
+        return Latents(*encoder.encode(picture, height=rows, width=columns, num_frames=num_frames, seed=seed))
 
     return await ctx.run(encode)
 
