@@ -279,7 +279,7 @@ class Database:
             with self._change() as change:
                 change.transaction.put(LAYOUT_KEY, U64.pack(LAYOUT_VERSION), db=self._file.tables.totals)
             return
-        found = U64.unpack(raw)[0] if len(raw) == U64.size else raw
+        found = int.from_bytes(raw, "big")
         if found != LAYOUT_VERSION:
             raise ConfigError(
                 f"the result store in {str(self.path)!r} has layout {found}, this version reads layout "

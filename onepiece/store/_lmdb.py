@@ -21,7 +21,7 @@ from attrs import define, field, frozen
 from onepiece.errors import ConfigError, StoreFull
 from onepiece.store.records import StoreOptions
 
-Transaction: TypeAlias = lmdb.Transaction
+Transaction: TypeAlias = "lmdb.Transaction[bytes]"
 Table: TypeAlias = "lmdb._Database"  # noqa: SLF001 - its stubs give the handle this name only
 
 _TABLE_NAMES = ("records", "chunks", "expiry", "unfinished", "totals")

@@ -15,6 +15,7 @@ from onepiece.errors import (
 )
 from onepiece.store import PutOutcome, RecordKind, ResultStore, StoreOptions
 from onepiece.store.result_store import cut
+from transports.operations import Bytes
 
 SMALL = StoreOptions(
     byte_budget=4 << 20, chunk_bytes=4096, transaction_bytes=16384, ttl_seconds=100, tombstone_ttl_seconds=50
@@ -36,7 +37,7 @@ def pattern(length: int, seed: int = 1) -> bytes:
 async def test_a_value_comes_back_as_it_was_put(tmp_path: Path, length: int) -> None:
     """Values of every size around chunk and transaction bounds are read back equal, with their record."""
     value = pattern(length)
-    parts = [value[:100], memoryview(value)[100:5000], bytearray(value[5000:])]
+    parts: list[Bytes] = [value[:100], memoryview(value)[100:5000], bytearray(value[5000:])]
     async with ResultStore.open(tmp_path, SMALL) as store:
         outcome = await store.put("u1", parts, content_type="video/mp4", meta={"frames": 17}, now=NOW)
         assert outcome is PutOutcome.STORED
