@@ -24,6 +24,7 @@
       PlacementError        a stage fits on no device
       SchemaMismatch        two nodes hold different versions of a workflow; both schemas are named
       NodeUnreachable       the address does not answer
+      CodecError            a value has no form on the wire, or bytes from the wire follow no rule
 
 Every error survives the wire: ``to_wire`` gives its name, message and fields; ``from_wire`` builds
 the same class again. An unknown name becomes a plain ``OnePieceError`` that keeps name and message.
@@ -44,7 +45,7 @@ class OnePieceError(Exception):
     retryable: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
 
-    def __init__(self, message: str, **fields: Any) -> None:
+    def __init__(self, message: str, /, **fields: Any) -> None:
         super().__init__(message)
         self.message = message
         self.fields = fields
@@ -64,7 +65,11 @@ class OnePieceError(Exception):
     @staticmethod
     def from_wire(wire: Mapping[str, Any]) -> "OnePieceError":
         """Build the error that ``to_wire`` described."""
-        return _rebuild(str(wire.get("error")), str(wire.get("message")), dict(wire.get("fields") or {}))
+        fields = wire.get("fields")
+        if not isinstance(fields, Mapping):
+            fields = {}
+        named = {str(name): value for name, value in fields.items()}
+        return _rebuild(str(wire.get("error")), str(wire.get("message")), named)
 
 
 class DefinitionError(OnePieceError):
@@ -183,6 +188,10 @@ class NodeUnreachable(OnePieceError):
 
     retryable = True
     http_status = 503
+
+
+class CodecError(OnePieceError):
+    """A value has no form on the wire, or bytes from the wire follow no rule; the message names which."""
 
 
 def _all_kinds(root: type[OnePieceError]) -> dict[str, type[OnePieceError]]:

@@ -1,0 +1,107 @@
+"""Out of a received message: one copy, after which nothing refers to the message any more."""
+
+from typing import Any
+
+from onepiece import _torch
+from onepiece._annotations import build_record, record_class
+from onepiece._values import check_value
+from onepiece._wire import Wire, WireBytes, WireRecord, WireTensor, WireText
+from onepiece.errors import CodecError
+from onepiece.tensor import numpy_dtype, numpy_from_buffer
+from onepiece.types import ANY, Kind, TypeSpec
+
+
+def select(value: Any, path: tuple[int | str, ...]) -> Any:
+    """The item of a value that ``path`` leads to, whether it was materialised or still lies on the wire.
+
+    Raises:
+        CodecError: There is no such item.
+    """
+    for step in path:
+        try:
+            if isinstance(value, WireRecord):
+                value = value.fields[step] if isinstance(step, str) else list(value.fields.values())[step]
+            else:
+                value = getattr(value, step) if isinstance(step, str) else value[step]
+        except (AttributeError, LookupError, TypeError) as error:
+            raise CodecError(f"a value has no item {step!r} of the path {list(path)}") from error
+    return value
+
+
+def materialise(value: Wire, spec: TypeSpec, device: str = "cpu") -> Any:
+    """Copy a received value out of its message, as the type that a signature wants.
+
+    Args:
+        value: One of ``Unpacked.values``.
+        spec: ``onepiece.Tensor`` becomes a ``torch.Tensor`` if this process has imported torch and
+            torch has the dtype, else a ``numpy.ndarray``; ``torch.Tensor`` and ``numpy.ndarray``
+            become what they say.
+        device: Where torch tensors are made: ``cpu``, ``cuda:0``.
+
+    Returns:
+        A value that no longer refers to the message.
+
+    Raises:
+        CodecError: The value is not of this type, or its dtype does not exist here.
+    """
+    why = check_value(spec, value)
+    if why is not None:
+        raise CodecError(why)
+    return _copied(value, spec, device)
+
+
+def _copied(value: Wire, spec: TypeSpec, device: str) -> Any:
+    if spec.kind is Kind.UNION:
+        spec = next(item for item in spec.items if check_value(item, value) is None)
+    if isinstance(value, WireTensor):
+        return _tensor(value, spec, device)
+    if isinstance(value, WireBytes):
+        return bytes(value.buffer)
+    if isinstance(value, WireText):
+        try:
+            return str(value.buffer, "utf-8")
+        except UnicodeDecodeError as error:
+            raise CodecError(f"a text that is no UTF-8: {error}") from error
+    if isinstance(value, WireRecord):
+        return _record(value, spec, device)
+    if isinstance(value, dict):
+        return {key: _copied(item, _inner(spec), device) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item, _inner(spec), device) for item in value]
+    if isinstance(value, tuple):
+        types = spec.items if spec.kind is Kind.TUPLE else (_inner(spec),) * len(value)
+        return tuple(_copied(item, inner, device) for item, inner in zip(value, types, strict=True))
+    return float(value) if spec.kind is Kind.FLOAT else value
+
+
+def _inner(spec: TypeSpec) -> TypeSpec:
+    return spec.items[0] if spec.items else ANY
+
+
+def _record(value: WireRecord, spec: TypeSpec, device: str) -> Any:
+    """The object; the plain map of its fields where no annotation of this process names its class."""
+    types = dict(zip(spec.names, spec.items, strict=True))
+    fields = {name: _copied(item, types.get(name, ANY), device) for name, item in value.fields.items()}
+    cls = record_class(value.name)
+    if cls is None:
+        if spec.kind is Kind.RECORD:
+            raise CodecError(f"the class {value.name} is not known here: import the workflow's module")
+        return fields
+    try:
+        return build_record(cls, fields)
+    except (TypeError, ValueError) as error:
+        raise CodecError(f"a {value.name} cannot be made of what arrived: {error}") from error
+
+
+def _tensor(value: WireTensor, spec: TypeSpec, device: str) -> Any:
+    wants_torch = spec.kind is Kind.TORCH or (spec.kind is not Kind.ARRAY and _torch.is_imported())
+    if wants_torch and _torch.has_dtype(value.dtype):
+        return _torch.from_buffer(value.dtype, value.shape, value.buffer, device)
+    if spec.kind is not Kind.TORCH:
+        return numpy_from_buffer(value.dtype, value.shape, value.buffer)
+    dtype = numpy_dtype(value.dtype)
+    native = dtype.newbyteorder("=")
+    if not _torch.has_dtype(native.name):
+        raise CodecError(f"torch has no dtype {value.dtype}; annotate the parameter as numpy.ndarray")
+    array = numpy_from_buffer(value.dtype, value.shape, value.buffer)
+    return _torch.from_array(array.astype(native, copy=False), device)

@@ -1,0 +1,95 @@
+"""The owner of torch: nothing else in ``onepiece`` imports it, and this only on first use.
+
+A tensor's buffer is its own memory, unless it lies on another device or its elements do not lie one
+behind the other in C order; then exactly its elements are copied, never the storage it is a view of.
+"""
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from onepiece.errors import CodecError
+from onepiece.tensor import ITEM_BYTES
+
+if TYPE_CHECKING:
+    import torch
+
+_NAME_PREFIX: Final = "torch."
+
+
+def is_imported() -> bool:
+    """Whether this process has torch at hand; never imports it."""
+    return hasattr(sys.modules.get("torch"), "frombuffer")  # absent while another thread imports it
+
+
+def is_tensor(value: object) -> bool:
+    """Whether the value is a ``torch.Tensor``; a process without torch has none."""
+    module = sys.modules.get("torch")
+    kind = getattr(module, "Tensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def _module() -> ModuleType:
+    try:
+        import torch
+    except ImportError as error:
+        raise CodecError(
+            "a torch.Tensor is wanted here, and torch is not installed;"
+            " install the extra 'diffusion' (pip install 'onepiece[diffusion]')"
+        ) from error
+    return torch
+
+
+def has_dtype(name: str) -> bool:
+    """Whether the torch of this process knows the dtype with this wire name."""
+    return name in ITEM_BYTES and hasattr(_module(), name)
+
+
+def wire_name(tensor: "torch.Tensor") -> str:
+    """The wire name of the tensor's dtype; raises ``CodecError`` for tensors that cannot travel."""
+    name = str(tensor.dtype).removeprefix(_NAME_PREFIX)
+    if name not in ITEM_BYTES:
+        raise CodecError(f"torch dtype {tensor.dtype} has no form on the wire; convert the tensor first")
+    if str(tensor.layout) != "torch.strided":
+        raise CodecError(f"a tensor of layout {tensor.layout} has no form on the wire; send a dense one")
+    if tensor.device.type == "meta":
+        raise CodecError("a tensor on the meta device has no elements to send")
+    return name
+
+
+def buffer(tensor: "torch.Tensor") -> memoryview:
+    """The tensor's elements in C order, in host memory."""
+    torch = _module()
+    if tensor.numel() == 0:
+        return memoryview(b"")
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    # Contiguous first: of an expanded tensor on another device only its elements cross over.
+    flat = plain.contiguous().view(-1).view(torch.uint8)
+    array: np.ndarray[Any, Any] = flat.cpu().numpy()
+    return array.data
+
+
+def from_buffer(name: str, shape: tuple[int, ...], view: memoryview, device: str) -> Any:
+    """A new tensor on ``device`` with the buffer's elements; the caller has checked the sizes."""
+    torch = _module()
+    dtype = getattr(torch, name)
+    if not view.nbytes:
+        return torch.empty(shape, dtype=dtype, device=device)
+    source = np.frombuffer(view, np.uint8)
+    if device != "cpu" and source.flags.writeable:
+        # Blocks until the copy has taken place, so the view may be given back behind it.
+        flat = torch.from_numpy(source).to(device)
+    else:
+        flat = torch.empty(view.nbytes, dtype=torch.uint8)
+        np.copyto(flat.numpy(), source)
+        flat = flat.to(device)
+    return flat.view(dtype).view(shape)
+
+
+def from_array(array: "np.ndarray[Any, Any]", device: str) -> Any:
+    """A tensor on ``device`` over an array that the caller owns alone."""
+    return _module().from_numpy(array).to(device)

@@ -1,0 +1,77 @@
+"""Every bound of the definition layer and of the wire, and how they depend on each other.
+
+Sizes from the wire are compared with these before anything is allocated for them. Tensors have no
+bound of their own: the ring and the store refuse what they cannot hold, each with its own error.
+"""
+
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+# Definitions: what one workflow may be made of.
+STAGES_PER_WORKFLOW_MAX: Final = 64
+PARAMETERS_MAX: Final = 64
+NAME_CHARACTERS_MAX: Final = 128
+CONSTANT_BYTES_MAX: Final = 16 * KIB
+INSTANCES_MAX: Final = 1024
+CONCURRENCY_MAX: Final = 1024
+TIMEOUT_SECONDS_MAX: Final = 7 * 24 * 3600.0
+
+# Inputs: what a client may send in one field.
+TEXT_INPUT_BYTES_MAX: Final = 64 * KIB
+BYTES_INPUT_BYTES_MAX: Final = 64 * MIB
+ITEMS_INPUT_MAX: Final = 4096
+
+# Values: the tree around the tensors of one message.
+TREE_DEPTH_MAX: Final = 16
+TREE_NODES_MAX: Final = 16 * KIB
+BUFFERS_MAX: Final = 1024
+TENSOR_DIMENSIONS_MAX: Final = 32
+TENSOR_ELEMENTS_MAX: Final = (1 << 63) - 1
+INLINE_BYTES_MAX: Final = 1 * KIB
+"""Longer texts and bytes travel as buffers beside the header, not in it."""
+INTEGER_MIN: Final = -(1 << 63)
+INTEGER_MAX: Final = (1 << 64) - 1
+
+# The wire.
+ALIGNMENT_BYTES: Final = 64
+HEADER_BYTES_MAX: Final = 256 * KIB
+CONTROL_BYTES_MAX: Final = 1 * MIB
+CBOR_DEPTH_MAX: Final = 3 * TREE_DEPTH_MAX + 8
+"""A level of a value takes up to three of CBOR (tag, array, map); eight are for what is around it."""
+
+assert INLINE_BYTES_MAX < CONSTANT_BYTES_MAX
+assert CONSTANT_BYTES_MAX < TEXT_INPUT_BYTES_MAX
+assert TEXT_INPUT_BYTES_MAX < HEADER_BYTES_MAX
+assert HEADER_BYTES_MAX < CONTROL_BYTES_MAX
+assert TEXT_INPUT_BYTES_MAX < BYTES_INPUT_BYTES_MAX
+assert ITEMS_INPUT_MAX < TREE_NODES_MAX
+assert TREE_NODES_MAX < HEADER_BYTES_MAX  # a node takes a byte at least
+assert BUFFERS_MAX < TREE_NODES_MAX
+assert PARAMETERS_MAX < TREE_NODES_MAX
+assert ALIGNMENT_BYTES & (ALIGNMENT_BYTES - 1) == 0
+assert STAGES_PER_WORKFLOW_MAX * CONSTANT_BYTES_MAX <= CONTROL_BYTES_MAX
+
+# The runtime: queues and patience.
+CONTROL_QUEUE_MAX: Final = 16 * KIB
+"""Control messages that wait for one peer; a peer that takes none for so long is nearly dead."""
+CONTROL_BATCH_BYTES_MAX: Final = 64 * KIB
+"""Control messages are joined to one ring message until it has this size."""
+RESULT_PIECE_BYTES_MAX: Final = 512 * KIB
+PREVIEW_BYTES_MAX: Final = 256 * KIB
+STOPPED_UIDS_MAX: Final = 16 * KIB
+"""Requests an actor remembers as stopped, so that what arrives late for them is refused."""
+WORKFLOW_PATIENCE_SECONDS: Final = 10.0
+DELIVERY_PATIENCE_SECONDS: Final = 30.0
+EVENTS_PER_REQUEST_MAX: Final = 512
+RECORDS_MAX: Final = 10_000
+RECORD_KEEP_SECONDS: Final = 3600.0
+FOLLOWERS_PER_REQUEST_MAX: Final = 64
+"""Clients that follow one request's events at once."""
+
+assert CONTROL_BATCH_BYTES_MAX < CONTROL_BYTES_MAX
+assert RESULT_PIECE_BYTES_MAX < CONTROL_BYTES_MAX
+assert WORKFLOW_PATIENCE_SECONDS < DELIVERY_PATIENCE_SECONDS
+assert EVENTS_PER_REQUEST_MAX > 8 * STAGES_PER_WORKFLOW_MAX - 1

@@ -1,0 +1,62 @@
+"""The owner of structlog: events with fields, as ``key=value`` lines for people or JSON for machines."""
+
+import logging
+import sys
+from typing import Any, Final, Literal, TextIO
+
+import structlog
+from structlog.typing import FilteringBoundLogger, Processor
+
+from onepiece.errors import ConfigError
+
+Format = Literal["text", "json"]
+
+_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+def configure(format: Format = "text", level: str = "info", stream: TextIO | None = None) -> None:  # noqa: A002 - the option's name
+    """Set up logging for a process; call it once, where the process starts.
+
+    Args:
+        format: ``"text"`` for ``at=... level=info event=... uid=...``, ``"json"`` for one object a line.
+        level: The least level that is written: debug, info, warning or error.
+        stream: Where to; standard error if None.
+
+    Raises:
+        ConfigError: There is no such format or level.
+    """
+    if level not in _LEVELS:
+        raise ConfigError(f"log level {level!r} does not exist; choose from {', '.join(_LEVELS)}")
+    renderers: dict[str, Processor] = {
+        "text": structlog.processors.LogfmtRenderer(key_order=["at", "level", "event"], bool_as_flag=False),
+        "json": structlog.processors.JSONRenderer(),
+    }
+    if format not in renderers:
+        raise ConfigError(f"log format {format!r} does not exist; choose from {', '.join(renderers)}")
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+            structlog.processors.format_exc_info,
+            _one_line,
+            renderers[format],
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(stream or sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def get_logger(**fields: Any) -> FilteringBoundLogger:
+    """A logger whose every event carries ``fields``: ``get_logger(node=..., stage=...)``."""
+    logger: FilteringBoundLogger = structlog.get_logger(**fields)
+    return logger
+
+
+def _one_line(_logger: Any, _method: str, event: Any) -> Any:
+    """``key=value`` holds scalars; what is more becomes its text."""
+    return {
+        key: value if isinstance(value, str | int | float | bool | None) else str(value)
+        for key, value in event.items()
+    }

@@ -1,0 +1,319 @@
+"""Stages: async functions with a signature that is checked and needs that are stated."""
+
+import contextlib
+import inspect
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextvars import ContextVar
+from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+
+from attrs import field, frozen
+
+from onepiece import limits
+from onepiece._annotations import resolve, type_spec
+from onepiece._cbor import encode
+from onepiece._tree import TreeWriter
+from onepiece.context import StageContext
+from onepiece.errors import CodecError, DefinitionError
+from onepiece.graph import Isolation, Parameter, ResourceKind, Resources, StageSpec, check_value
+from onepiece.types import TypeSpec
+
+State = TypeVar("State")
+Inputs = ParamSpec("Inputs")
+Output = TypeVar("Output")
+
+Setup = Callable[[StageContext[None]], AsyncIterator[State]]
+"""An async generator function: what is before its ``yield`` loads, what is behind it unloads."""
+
+Body = Callable[Concatenate[StageContext[State], Inputs], Coroutine[Any, Any, Output]]
+
+_NO_PARAMETER: Final = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY)
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+@frozen
+class Gpu:
+    """One instance of the stage occupies GPUs.
+
+    Args:
+        memory_gib: Memory of each, in GiB; a stage is placed only where so much is free.
+        count: How many; more than one makes a group that works together.
+    """
+
+    memory_gib: float = 0.0
+    count: int = 1
+
+
+@frozen
+class Cpu:
+    """One instance of the stage occupies processors.
+
+    Args:
+        memory_gib: Host memory in GiB.
+        count: How many.
+    """
+
+    memory_gib: float = 0.0
+    count: int = 1
+
+
+class Drawing(Protocol):
+    """A workflow that is being traced: a stage called meanwhile becomes a node in it."""
+
+    def add(self, stage: "Stage[Any, Any, Any]", args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Draw a node and return the placeholder of its result."""
+
+
+drawing: Final[ContextVar[Drawing | None]] = ContextVar("onepiece_drawing", default=None)
+
+
+@frozen(eq=False)
+class Stage(Generic[State, Inputs, Output]):
+    """A stage: an async function, its signature, its needs.
+
+    Called inside a ``@workflow`` function, without the context, it draws a node of the graph. Called
+    outside, with a context, it is the plain function (``onepiece.testing.stage_context`` makes one).
+    """
+
+    name: str
+    key: str
+    """``module:qualname`` of the function."""
+    function: "Body[State, Inputs, Output]"
+    setup: "Setup[State] | None"
+    spec: StageSpec
+    signature: inspect.Signature = field(repr=False)
+
+    @overload
+    def __call__(
+        self, context: StageContext[State], /, *args: Inputs.args, **kwargs: Inputs.kwargs
+    ) -> Coroutine[Any, Any, Output]: ...
+
+    @overload
+    def __call__(self, /, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output: ...
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Draw a node, or call the function: see the class."""
+        current = drawing.get()
+        if current is not None:
+            return current.add(self, args, kwargs)
+        if not args or not isinstance(args[0], StageContext):
+            raise TypeError(
+                f"stage {self.name!r} is called outside a workflow without a StageContext; for a test use"
+                " onepiece.testing.stage_context()"
+            )
+        return self.function(*args, **kwargs)
+
+    @contextlib.asynccontextmanager
+    async def loaded(self, context: StageContext[None]) -> AsyncIterator[State]:
+        """Enter the stage's ``setup``; gives the state, None for a stage without one.
+
+        Raises:
+            DefinitionError: The setup yields never, or more than once.
+        """
+        if self.setup is None:
+            yield cast(State, None)
+            return
+        steps = self.setup(context)
+        try:
+            try:
+                state = await anext(steps)
+            except StopAsyncIteration:
+                raise DefinitionError(f"the setup of stage {self.name!r} yields nothing") from None
+            yield state
+            async for _ in steps:
+                raise DefinitionError(f"the setup of stage {self.name!r} yields more than once")
+        finally:
+            close = getattr(steps, "aclose", None)
+            if close is not None:
+                await close()
+
+
+@overload
+def stage(function: "Body[None, Inputs, Output]", /) -> Stage[None, Inputs, Output]: ...
+
+
+@overload
+def stage(
+    *,
+    resources: Gpu | Cpu = ...,
+    setup: None = ...,
+    timeout: float | None = ...,
+    instances: int = ...,
+    isolation: Literal["thread", "loop"] = ...,
+    concurrency: int = ...,
+    name: str | None = ...,
+) -> Callable[["Body[None, Inputs, Output]"], Stage[None, Inputs, Output]]: ...
+
+
+@overload
+def stage(
+    *,
+    resources: Gpu | Cpu = ...,
+    setup: "Setup[State]",
+    timeout: float | None = ...,
+    instances: int = ...,
+    isolation: Literal["thread", "loop"] = ...,
+    concurrency: int = ...,
+    name: str | None = ...,
+) -> Callable[["Body[State, Inputs, Output]"], Stage[State, Inputs, Output]]: ...
+
+
+def stage(
+    function: Any = None,
+    /,
+    *,
+    resources: Gpu | Cpu = Cpu(),
+    setup: Any = None,
+    timeout: float | None = None,
+    instances: int = 1,
+    isolation: Literal["thread", "loop"] = "thread",
+    concurrency: int = 1,
+    name: str | None = None,
+) -> Any:
+    """Make a stage of an async function ``(context, inputs...) -> output``.
+
+    Args:
+        function: The function; every parameter behind the context and the result are annotated.
+        resources: What one instance occupies: ``Gpu(memory_gib=40)`` or ``Cpu()``.
+        setup: An async generator function ``(context)`` that loads, yields the state, and unloads; it
+            runs once for each instance.
+        timeout: Seconds that one call may take; None leaves it to the request's deadline.
+        instances: How many are wanted when nothing is known of the demand yet.
+        isolation: ``"thread"`` runs the coroutine on a thread of the device's own, where it may block;
+            ``"loop"`` on the node's event loop, where it must not.
+        concurrency: How many calls one instance may be working on at a time.
+        name: The stage's name in graphs and logs; the function's if not given.
+
+    Raises:
+        DefinitionError: The function or an argument is not what is described here.
+    """
+
+    def decorate(function: Any) -> Stage[Any, Any, Any]:
+        return _define(
+            function,
+            name=str(name or getattr(function, "__name__", "")),
+            setup=setup,
+            resources=_resources(resources, function),
+            timeout_seconds=timeout,
+            instances=instances,
+            isolation=isolation,
+            concurrency=concurrency,
+        )
+
+    return decorate if function is None else decorate(function)
+
+
+def _define(
+    function: Any,
+    *,
+    name: str,
+    setup: Any,
+    resources: Resources,
+    timeout_seconds: float | None,
+    instances: int,
+    isolation: str,
+    concurrency: int,
+) -> Stage[Any, Any, Any]:
+    where = f"stage {getattr(function, '__qualname__', function)!s}"
+    check_name(name, where)
+    if not inspect.iscoroutinefunction(function):
+        raise DefinitionError(
+            f"{where} must be an 'async def'; blocking code goes through 'await ctx.run(...)'"
+        )
+    if setup is not None and not inspect.isasyncgenfunction(setup):
+        raise DefinitionError(f"{where}: setup must be an 'async def' with one 'yield' of the state")
+    if isolation not in {each.value for each in Isolation}:
+        raise DefinitionError(f"{where}: isolation is {isolation!r}; 'thread' and 'loop' exist")
+    _check_range(where, "instances", instances, limits.INSTANCES_MAX)
+    _check_range(where, "concurrency", concurrency, limits.CONCURRENCY_MAX)
+    if timeout_seconds is not None and not 0 < timeout_seconds <= limits.TIMEOUT_SECONDS_MAX:
+        raise DefinitionError(
+            f"{where}: timeout is {timeout_seconds!r}; seconds from 0 to {limits.TIMEOUT_SECONDS_MAX:.0f}"
+        )
+    signature = inspect.signature(function)
+    context, *rest = signature.parameters.values() or [_NO_PARAMETER]
+    if context.kind not in {context.POSITIONAL_ONLY, context.POSITIONAL_OR_KEYWORD}:
+        raise DefinitionError(f"{where}: its first parameter is the StageContext: async def stage(ctx, ...)")
+    key = f"{function.__module__}:{function.__qualname__}"
+    spec = StageSpec(
+        key=key,
+        name=name,
+        parameters=read_parameters(function, rest, where),
+        returns=read_returns(function, signature, where),
+        resources=resources,
+        timeout_seconds=None if timeout_seconds is None else float(timeout_seconds),
+        instances=instances,
+        isolation=Isolation(isolation),
+        concurrency=concurrency,
+    )
+    return Stage(name, key, function, setup, spec, signature.replace(parameters=rest))
+
+
+def _resources(needs: Any, function: Any) -> Resources:
+    where = f"stage {getattr(function, '__qualname__', function)!s}"
+    if not isinstance(needs, Gpu | Cpu):
+        raise DefinitionError(f"{where}: resources is {needs!r}; give Gpu(memory_gib=...) or Cpu(...)")
+    _check_range(where, "resources count", needs.count, limits.INSTANCES_MAX)
+    if not 0 <= needs.memory_gib < limits.GIB:
+        raise DefinitionError(f"{where}: memory_gib is {needs.memory_gib!r}; it counts GiB")
+    kind = ResourceKind.GPU if isinstance(needs, Gpu) else ResourceKind.CPU
+    return Resources(kind, round(needs.memory_gib * limits.GIB), needs.count)
+
+
+def _check_range(where: str, what: str, value: int, maximum: int) -> None:
+    if type(value) is not int or not 1 <= value <= maximum:
+        raise DefinitionError(f"{where}: {what} is {value!r}; an int from 1 to {maximum}")
+
+
+def check_name(name: str, where: str) -> None:
+    """Names stand in URLs, logs and metrics; raises ``DefinitionError`` for one that cannot."""
+    if not _NAME.fullmatch(name) or len(name) > limits.NAME_CHARACTERS_MAX:
+        raise DefinitionError(
+            f"{where}: the name {name[:200]!r} must be of letters, digits, '_', '.' and '-', begin with a"
+            f" letter, and have at most {limits.NAME_CHARACTERS_MAX} characters; give one with name=..."
+        )
+
+
+def read_parameters(
+    function: Callable[..., Any], parameters: list[inspect.Parameter], where: str
+) -> tuple[Parameter, ...]:
+    """The parameters of a stage or workflow as plain data; raises ``DefinitionError``."""
+    if len(parameters) > limits.PARAMETERS_MAX:
+        raise DefinitionError(f"{where}: more than {limits.PARAMETERS_MAX} parameters")
+    return tuple(_parameter(function, each, where) for each in parameters)
+
+
+def _parameter(function: Callable[..., Any], parameter: inspect.Parameter, where: str) -> Parameter:
+    label = f"{where}, parameter {parameter.name!r}"
+    if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
+        raise DefinitionError(f"{label}: *args, **kwargs and positional-only parameters have no wires")
+    if parameter.annotation is parameter.empty:
+        raise DefinitionError(f"{label}: it has no annotation; the types are what wiring is checked by")
+    spec = type_spec(resolve(function, parameter.name, parameter.annotation), label)
+    if parameter.default is parameter.empty:
+        return Parameter(parameter.name, spec)
+    check_constant(spec, parameter.default, f"{label}, its default")
+    return Parameter(parameter.name, spec, required=False, default=parameter.default)
+
+
+def read_returns(function: Callable[..., Any], signature: inspect.Signature, where: str) -> TypeSpec:
+    """The return type of a stage or workflow; raises ``DefinitionError``."""
+    if signature.return_annotation is signature.empty:
+        raise DefinitionError(f"{where}: its result has no annotation: '-> ...'")
+    return type_spec(resolve(function, "return", signature.return_annotation), f"{where}, its result")
+
+
+def check_constant(spec: TypeSpec, value: Any, where: str) -> None:
+    """A value written in a definition: of its type, plain, small; raises ``DefinitionError``."""
+    why = check_value(spec, value)
+    if why is not None:
+        raise DefinitionError(f"{where}: {why}")
+    writer = TreeWriter(inline_bytes_max=limits.CONTROL_BYTES_MAX)
+    try:
+        encode(writer.write(value, "it"), limits.CONSTANT_BYTES_MAX, "it")
+    except CodecError as error:
+        raise DefinitionError(
+            f"{where}: {error.message}; load it in setup, or pass it as an input"
+        ) from error
+    if writer.buffers:
+        raise DefinitionError(f"{where} is a tensor; make it in the stage's setup, or pass it as an input")
