@@ -21,11 +21,11 @@ new try is a new actor.
 
 import enum
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Self
 
 from attrs import evolve, frozen
 
-from onepiece.core.inventory import ActorState
+from onepiece.core.inventory import ActorReport, ActorState, NodeInfo
 from onepiece.core.machine import follow
 
 
@@ -128,6 +128,26 @@ class Actor:
     error: str | None = None
     """Why it failed; it is stopping then."""
 
+    @classmethod
+    def adopted(cls, report: ActorReport, node: NodeInfo, memory_bytes: int, now: float) -> Self:
+        """An actor that an earlier manager placed, as its node reports it."""
+        is_ready = report.state is ActorState.READY
+        return cls(
+            actor_id=report.actor_id,
+            stage=report.stage,
+            digest=report.digest,
+            node_id=node.node_id,
+            incarnation=node.incarnation,
+            devices=report.devices,
+            memory_bytes=memory_bytes,
+            life=ActorLife.READY if is_ready else ActorLife.LOADING,
+            ordered_at=now,
+            was_reported=True,
+            loads_since=None if is_ready else now,
+            ready_since=now if is_ready else None,
+            address=report.address,
+        )
+
     @property
     def serves(self) -> bool:
         """It counts towards the instances wanted."""
@@ -146,7 +166,7 @@ class Actor:
             case ActorLife.RETIRING | ActorLife.STOPPING:
                 return ActorState.DRAINING
 
-    def moved(self, trigger: ActorTrigger, now: float) -> "Actor":
+    def moved(self, trigger: ActorTrigger, now: float) -> Self:
         """The actor after ``trigger``; raises ``InvalidTransition`` if it cannot happen now."""
         life = follow(TRANSITIONS, self.life, trigger)
         if life is self.life:

@@ -7,9 +7,9 @@ counted per device and in bytes.
 
 import enum
 from collections.abc import Iterable, Mapping
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
-from attrs import frozen
+from attrs import field, frozen, validators
 
 
 class DeviceKind(enum.StrEnum):
@@ -28,7 +28,10 @@ class ActorState(enum.StrEnum):
     FAILED = "failed"
 
 
-WORKER_ROLE = "worker"
+WORKER_ROLE: Final = "worker"
+
+REASON_CHARACTERS_MAX: Final = 4096
+"""Reasons that come from a node, or hold schemas, are cut to this, as they travel in each table."""
 
 
 @frozen
@@ -90,14 +93,19 @@ class StageNeed:
     stage: str
     name: str
     kind: DeviceKind
-    memory_bytes: int
-    device_count: int = 1
-    instances: int = 1
+    memory_bytes: int = field(validator=validators.ge(0))
+    device_count: int = field(default=1, validator=validators.ge(1))
+    instances: int = field(default=1, validator=validators.ge(1))
+
+
+class _Kind(Protocol):
+    @property
+    def value(self) -> str: ...
 
 
 class _Resources(Protocol):
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> _Kind: ...
     @property
     def memory_bytes(self) -> int: ...
     @property
@@ -116,7 +124,10 @@ class _StageSpec(Protocol):
 
 
 class _Graph(Protocol):
-    """The part of ``onepiece.graph.WorkflowGraph`` that matters here."""
+    """The part of ``onepiece.graph.WorkflowGraph`` that matters here.
+
+    Named by its shape, as the real one knows tensors and the codec, and cores import neither.
+    """
 
     @property
     def name(self) -> str: ...
@@ -155,7 +166,7 @@ class RegisteredWorkflow:
                 StageNeed(
                     stage=spec.key,
                     name=spec.name,
-                    kind=DeviceKind(spec.resources.kind),
+                    kind=DeviceKind(spec.resources.kind.value),
                     memory_bytes=spec.resources.memory_bytes,
                     device_count=spec.resources.count,
                     instances=spec.instances,
@@ -172,6 +183,14 @@ def stage_needs(workflows: Iterable[RegisteredWorkflow]) -> dict[str, StageNeed]
         for need in workflow.stages:
             assert needs.setdefault(need.stage, need) == need, f"two needs of one stage: {need!r}"
     return needs
+
+
+def shortened(reason: str) -> str:
+    """The reason, cut in its middle if it is longer than ``REASON_CHARACTERS_MAX``."""
+    if len(reason) <= REASON_CHARACTERS_MAX:
+        return reason
+    half = (REASON_CHARACTERS_MAX - 5) // 2
+    return f"{reason[:half]} ... {reason[-half:]}"
 
 
 def format_bytes(count: int) -> str:

@@ -18,7 +18,7 @@ What it promises:
 * Only a node that was heard in this manager's life can be declared dead: a manager that has just
   started expires nobody, and the time a model takes to load plays no part.
 * If the *manager* stood still (it was called later than it asked for by more than
-  ``stall_seconds``), the time it missed is not held against the nodes.
+  ``stall_seconds``), all leases begin anew: the heartbeats of that time are still in its inbox.
 * At most ``nodes_max`` nodes are known; the dead that were silent longest are forgotten first. A
   forgotten incarnation that is heard again joins as if it were new; its actors then are unknown to
   the NodeManager, which stops them.
@@ -87,7 +87,7 @@ class MembershipConfig:
     suspect_seconds: float = 2.0
     lease_seconds: float = 5.0
     stall_seconds: float = 1.0
-    nodes_max: int = 1024
+    nodes_max: int = 512
 
     def __attrs_post_init__(self) -> None:
         assert 0 < 2 * self.heartbeat_seconds <= self.suspect_seconds, "one lost heartbeat is no reason"
@@ -196,7 +196,7 @@ class NodeDied:
 
 @frozen
 class ManagerStalled:
-    """The manager itself stood still; all leases were prolonged by this time."""
+    """The manager itself stood still for so long; all leases have begun anew."""
 
     seconds: float
 
@@ -291,7 +291,7 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
             return []
         for node_id, member in self._members.items():
             if member.state is not NodeState.DEAD:
-                self._members[node_id] = evolve(member, heard_at=min(now, member.heard_at + missed))
+                self._members[node_id] = evolve(member, heard_at=now)
         return [ManagerStalled(missed)]
 
     def _on_heartbeat(self, event: HeartbeatReceived, now: float) -> list[MembershipEffect]:
@@ -351,7 +351,7 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
         state = follow(TRANSITIONS, member.state, trigger)
         node_id, incarnation = event.node.node_id, event.node.incarnation
         self._members[node_id] = evolve(
-            member, node=event.node, state=state, heard_at=now, actors=event.actors, routes=event.routes
+            member, state=state, heard_at=now, actors=event.actors, routes=event.routes
         )
         effects: list[MembershipEffect] = []
         if member.state is NodeState.SUSPECT:

@@ -19,7 +19,8 @@ promises:
   come up would be given everything.
 * Actors of an earlier manager's life are adopted where they are still wanted, since their models are
   loaded and requests may wait in them; all other unknown actors are stopped. Ids below
-  ``first_actor_id`` are those of an earlier life.
+  ``first_actor_id`` are those of an earlier life. After a restart placement waits
+  ``adoption_seconds`` from the first worker on, so that the others can report what they run.
 
 What it does not do: move load between devices that work. That needs measured demand, which comes in
 as ``DemandChanged``.
@@ -37,6 +38,7 @@ from onepiece.core.inventory import (
     NodeInfo,
     RegisteredWorkflow,
     StageNeed,
+    shortened,
     stage_needs,
 )
 from onepiece.core.machine import Machine
@@ -71,15 +73,16 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
     Args:
         config: Patience and bounds.
         manager_epoch: Of the manager that gives the orders.
-        first_actor_id: Above all ids that an earlier manager may have used.
+        first_actor_id: Above all ids that an earlier manager may have used; 1 if there was none.
+        workflows: Those registered at the beginning.
     """
 
     config: PlacementConfig = field(factory=PlacementConfig)
     manager_epoch: int
     first_actor_id: int
+    workflows: tuple[RegisteredWorkflow, ...] = ()
     _next_actor_id: int = field(init=False)
     _reserved_below: int = field(init=False)
-    _workflows: tuple[RegisteredWorkflow, ...] = field(default=(), init=False)
     _needs: dict[str, StageNeed] = field(factory=dict, init=False)
     _wanted: dict[str, int] = field(factory=dict, init=False)
     _demand: dict[str, int] = field(factory=dict, init=False)
@@ -94,6 +97,13 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
 
     def __attrs_post_init__(self) -> None:
         self._next_actor_id = self._reserved_below = self.first_actor_id
+        self._needs = stage_needs(self.workflows)
+        self._wanted = desired_instances(self.workflows)
+
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """The living workers by node id."""
+        return self._workers
 
     @property
     def actors(self) -> Mapping[int, Actor]:
@@ -148,7 +158,7 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         effects: list[PlacementEffect] = []
         match event:
             case WorkflowsChanged():
-                self._workflows, self._needs = event.workflows, stage_needs(event.workflows)
+                self.workflows, self._needs = event.workflows, stage_needs(event.workflows)
                 self._troubles.clear()
                 self._is_dirty = True
             case WorkerJoined():
@@ -204,7 +214,10 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         limit = self._first_joined_at + self.config.settle_limit_seconds
         if len(self._workers) < self.config.workers_expected:
             return limit
-        return min(limit, self._last_joined_at + self.config.settle_seconds)
+        settled = self._last_joined_at + self.config.settle_seconds
+        if self.first_actor_id > 1:
+            settled = max(settled, self._first_joined_at + self.config.adoption_seconds)
+        return min(limit, settled)
 
     # --- reports
 
@@ -258,26 +271,13 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
 
     def _on_unknown(self, node: NodeInfo, report: ActorReport, now: float) -> list[PlacementEffect]:
         reason = self._why_not_adopted(node, report)
+        if reason is not None and report.state is ActorState.DRAINING:
+            return []
         if reason is not None:
             order = Unassign(report.actor_id, reason, self.manager_epoch)
             return [SendUnassign(node.node_id, node.incarnation, order)]
-        need = self._needs[report.stage]
-        is_ready = report.state is ActorState.READY
-        self._actors[report.actor_id] = Actor(
-            actor_id=report.actor_id,
-            stage=report.stage,
-            digest=report.digest,
-            node_id=node.node_id,
-            incarnation=node.incarnation,
-            devices=report.devices,
-            memory_bytes=need.memory_bytes,
-            life=ActorLife.READY if is_ready else ActorLife.LOADING,
-            ordered_at=now,
-            was_reported=True,
-            loads_since=None if is_ready else now,
-            ready_since=now if is_ready else None,
-            address=report.address,
-        )
+        memory_bytes = self._needs[report.stage].memory_bytes
+        self._actors[report.actor_id] = Actor.adopted(report, node, memory_bytes, now)
         self._is_dirty = True
         return []
 
@@ -301,7 +301,7 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         return None if fits else f"it does not fit on {', '.join(report.devices) or 'no device'}"
 
     def _mismatch(self, actor: Actor, report: ActorReport) -> str:
-        registered = next((w for w in self._workflows if w.digest == actor.digest), None)
+        registered = next((w for w in self.workflows if w.digest == actor.digest), None)
         schema = registered.schema_text if registered else "(withdrawn)"
         return (
             f"{actor.node_id} has another version of the workflow than is registered; install the same "
@@ -312,7 +312,7 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
     # --- what should be
 
     def _replan(self, now: float) -> list[PlacementEffect]:
-        self._wanted = desired_instances(self._workflows, self._demand)
+        self._wanted = desired_instances(self.workflows, self._demand)
         self._troubles = {s: trouble for s, trouble in self._troubles.items() if s in self._wanted}
         effects: list[PlacementEffect] = []
         for actor in list(self._actors.values()):
@@ -355,7 +355,8 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         return None
 
     def _is_outdated(self, actor: Actor) -> bool:
-        return actor.digest not in self._digests(actor.stage)
+        is_other_size = actor.memory_bytes != self._needs[actor.stage].memory_bytes
+        return is_other_size or actor.digest not in self._digests(actor.stage)
 
     def _place_missing(self, now: float) -> list[PlacementEffect]:
         self._unplaced = {}
@@ -423,6 +424,7 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         self._is_dirty = True
 
     def _fail(self, actor: Actor, reason: str, now: float) -> list[PlacementEffect]:
+        reason = shortened(reason)
         effects = self._record_failure(actor, reason, now)
         return effects + self._stop(evolve(actor, error=reason), reason, now)
 
@@ -475,11 +477,11 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
 
     def _workflow_of(self, stage: str) -> RegisteredWorkflow:
         """The first by name of the workflows that use the stage."""
-        users = [w for w in self._workflows if any(need.stage == stage for need in w.stages)]
+        users = [w for w in self.workflows if any(need.stage == stage for need in w.stages)]
         return min(users, key=lambda workflow: workflow.name)
 
     def _digests(self, stage: str) -> set[str]:
-        return {w.digest for w in self._workflows if any(need.stage == stage for need in w.stages)}
+        return {w.digest for w in self.workflows if any(need.stage == stage for need in w.stages)}
 
     def _falls_back(self) -> bool:
         """GPU stages run on processors, as no worker has any GPU."""

@@ -17,17 +17,19 @@ class PlacementConfig:
     workers_expected: int = 1
     settle_seconds: float = 0.0
     settle_limit_seconds: float = 60.0
+    adoption_seconds: float = 3.0
     resend_seconds: float = 2.0
     sends_max: int = 5
     load_seconds_max: float = 1800.0
     retries: RetryPolicy = field(factory=RetryPolicy)
     proven_seconds: float = 60.0
-    actors_max: int = 4096
+    actors_max: int = 2048
     allow_cpu_fallback: bool = True
 
     def __attrs_post_init__(self) -> None:
         assert self.workers_expected >= 0
         assert 0 <= self.settle_seconds <= self.settle_limit_seconds
+        assert 0 <= self.adoption_seconds <= self.settle_limit_seconds
         assert self.resend_seconds > 0
         assert self.sends_max >= 1
         assert self.actors_max > 0

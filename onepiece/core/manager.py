@@ -1,0 +1,439 @@
+"""The leading NodeManager: membership, placement and routes as one machine.
+
+::
+
+    heartbeat, good-bye, tick --> membership --joined, suspect, died--> placement --> orders to nodes
+                                      |                                    ^  |
+    workflow offered, demand ---------+------------------------------------+  +--> route table
+
+What it promises beyond its parts:
+
+* What must outlive the manager (``ManagerState``) is in a ``StoreState`` effect *before* any effect
+  that relies on it. The driver carries effects out in order and waits for the store, so that an
+  actor id that an order names, or a workflow that was confirmed, is never forgotten.
+* A table is published when a route has changed, and only then; a node whose heartbeat shows an older
+  table after ``resend_seconds`` is sent the newest again. After a restart nothing is published until
+  the nodes had time to report what they run: until then the earlier manager's table holds.
+* Two versions of one workflow, or of a stage that two workflows share, are never served at once: the
+  second is refused with both named, unless it is said to replace the first.
+
+The driver of this machine decides nothing; ``story`` holds all it did.
+"""
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+from attrs import define, evolve, field, frozen
+
+from onepiece.core.actors import Actor
+from onepiece.core.inventory import RegisteredWorkflow, shortened
+from onepiece.core.machine import Machine
+from onepiece.core.membership import (
+    Expel,
+    HeartbeatReceived,
+    Member,
+    MembershipConfig,
+    MembershipMachine,
+    MembershipNotice,
+    NodeDied,
+    NodeJoined,
+    NodeLeft,
+    NodeState,
+    NodeSuspected,
+    Tick,
+)
+from onepiece.core.placement import PlacementMachine
+from onepiece.core.placement_events import (
+    ActorFailed,
+    ActorsReported,
+    DemandChanged,
+    PlacementConfig,
+    PlacementEvent,
+    ReserveActorIds,
+    SendAssign,
+    SendUnassign,
+    TimePassed,
+    WorkerChanged,
+    WorkerDied,
+    WorkerJoined,
+    WorkflowsChanged,
+)
+from onepiece.core.routing import (
+    ActorRoute,
+    NodeRoute,
+    Problem,
+    RouteEpoch,
+    RouteTable,
+    WorkflowRoute,
+    next_table,
+)
+
+_PROBLEMS_MAX: Final = 64
+
+
+@frozen
+class ManagerConfig:
+    """Settings of the NodeManager."""
+
+    membership: MembershipConfig = field(factory=MembershipConfig)
+    placement: PlacementConfig = field(factory=PlacementConfig)
+    workflows_max: int = 256
+
+    def __attrs_post_init__(self) -> None:
+        assert self.placement.adoption_seconds >= 2 * self.membership.heartbeat_seconds
+        assert self.workflows_max > 0
+
+
+@frozen
+class ManagerState:
+    """What outlives a manager: kept by the coordinator, handed to the next one that leads.
+
+    ``epoch`` is the leading manager's, and grows with each; ``next_actor_id`` is above all ids that
+    may have been used.
+    """
+
+    epoch: int = 0
+    next_actor_id: int = 1
+    workflows: tuple[RegisteredWorkflow, ...] = ()
+
+
+# --- events ------------------------------------------------------------------------------------
+
+
+@frozen
+class WorkflowOffered:
+    """Somebody wants this workflow served; ``replaces`` allows another version in place of the known."""
+
+    workflow: RegisteredWorkflow
+    replaces: bool = False
+
+
+@frozen
+class WorkflowWithdrawn:
+    """A workflow is no longer wanted; unknown names are no error."""
+
+    name: str
+
+
+ManagerEvent: TypeAlias = (
+    HeartbeatReceived | NodeLeft | Tick | WorkflowOffered | WorkflowWithdrawn | DemandChanged
+)
+
+
+# --- effects -----------------------------------------------------------------------------------
+
+
+@frozen
+class StoreState:
+    """Make this state durable before the next effect is carried out."""
+
+    state: ManagerState
+
+
+@frozen
+class ConfirmWorkflow:
+    """Tell whoever offered it that the workflow is registered (and stored)."""
+
+    name: str
+    digest: str
+
+
+@frozen
+class RefuseWorkflow:
+    """Tell whoever offered it why not; ``is_mismatch``: another version is registered."""
+
+    name: str
+    digest: str
+    reason: str
+    is_mismatch: bool
+
+
+@frozen
+class PublishRoutes:
+    """Send the table to all nodes."""
+
+    table: RouteTable
+
+
+@frozen
+class SendRoutes:
+    """Send the table to one node, which has an older one or none."""
+
+    node_id: str
+    incarnation: int
+    table: RouteTable
+
+
+ManagerEffect: TypeAlias = (
+    StoreState
+    | ConfirmWorkflow
+    | RefuseWorkflow
+    | PublishRoutes
+    | SendRoutes
+    | SendAssign
+    | SendUnassign
+    | Expel
+    | ActorFailed
+    | MembershipNotice
+)
+"""``ActorFailed`` and membership's notices are for the log; the others ask for something."""
+
+
+# --- the machine -------------------------------------------------------------------------------
+
+
+@define(kw_only=True, eq=False)
+class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
+    """The leading NodeManager; see the module's text.
+
+    Args:
+        config: Settings.
+        state: What the coordinator gave with the leadership; its ``epoch`` is this manager's.
+    """
+
+    config: ManagerConfig = field(factory=ManagerConfig)
+    state: ManagerState
+    _membership: MembershipMachine = field(init=False)
+    _placement: PlacementMachine = field(init=False)
+    _table: RouteTable = field(init=False)
+    _first_joined_at: float | None = field(default=None, init=False)
+    _published_at: float = field(default=float("-inf"), init=False)
+    _sent_at: dict[str, float] = field(factory=dict, init=False)
+    """When a node was last sent the table by itself."""
+
+    def __attrs_post_init__(self) -> None:
+        assert self.state.epoch > 0, "a manager that leads has an epoch of its own"
+        self._membership = MembershipMachine(config=self.config.membership)
+        self._placement = PlacementMachine(
+            config=self.config.placement,
+            manager_epoch=self.state.epoch,
+            first_actor_id=self.state.next_actor_id,
+            workflows=self.state.workflows,
+        )
+        self._table = RouteTable(RouteEpoch(self.state.epoch, 0))
+
+    @property
+    def table(self) -> RouteTable:
+        """The newest route table."""
+        return self._table
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """All known nodes by id, the dead included."""
+        return self._membership.members
+
+    @property
+    def actors(self) -> Mapping[int, Actor]:
+        """All actors by id."""
+        return self._placement.actors
+
+    def next_deadline(self, now: float) -> float | None:
+        """The earliest of membership's, placement's, and the end of holding routes back."""
+        deadlines = [self._membership.next_deadline(now), self._placement.next_deadline(now)]
+        holds_until = self._holds_until()
+        if holds_until is not None and now < holds_until < float("inf"):
+            deadlines.append(holds_until)
+        return min((each for each in deadlines if each is not None), default=None)
+
+    def check_invariants(self) -> None:
+        """The parts agree on who lives, and the stored state covers what was used."""
+        living = {
+            node_id
+            for node_id, member in self.members.items()
+            if member.state is not NodeState.DEAD and member.node.is_worker
+        }
+        assert living == self._placement.workers.keys()
+        assert all(actor.actor_id < self.state.next_actor_id for actor in self.actors.values())
+        assert self.state.workflows == self._placement.workflows
+        assert self._table.epoch.manager == self.state.epoch
+
+    # --- events
+
+    def _react(self, event: ManagerEvent, now: float) -> list[ManagerEffect]:
+        effects: list[ManagerEffect] = []
+        match event:
+            case HeartbeatReceived() | NodeLeft() | Tick():
+                effects += self._on_membership(event, now)
+            case WorkflowOffered():
+                effects += self._on_offered(event, now)
+            case WorkflowWithdrawn():
+                effects += self._on_withdrawn(event, now)
+            case DemandChanged():
+                effects += self._place(event, now)
+        return effects + self._publish(event, now)
+
+    def _on_membership(self, event: HeartbeatReceived | NodeLeft | Tick, now: float) -> list[ManagerEffect]:
+        effects: list[ManagerEffect] = []
+        for effect in self._membership.handle(event, now):
+            effects.append(effect)
+            if isinstance(effect, NodeJoined) and self._first_joined_at is None:
+                self._first_joined_at = now
+            match effect:
+                case NodeJoined(node=node) if node.is_worker:
+                    effects += self._place(WorkerJoined(node), now)
+                case NodeSuspected(node_id=node_id) if node_id in self._placement.workers:
+                    worker = self._placement.workers[node_id]
+                    effects += self._place(
+                        WorkerChanged(node_id, suspect=True, draining=worker.draining), now
+                    )
+                case NodeDied(node_id=node_id) if node_id in self._placement.workers:
+                    effects += self._place(WorkerDied(node_id), now)
+        if isinstance(event, HeartbeatReceived):
+            effects += self._on_accepted_heartbeat(event, now)
+        elif isinstance(event, Tick):
+            effects += self._place(TimePassed(), now)
+        return effects
+
+    def _on_accepted_heartbeat(self, event: HeartbeatReceived, now: float) -> list[ManagerEffect]:
+        node_id = event.node.node_id
+        worker = self._placement.workers.get(node_id)
+        if worker is None or worker.node.incarnation != event.node.incarnation:
+            return []
+        effects: list[ManagerEffect] = []
+        if worker.suspect or worker.draining != event.draining:
+            effects += self._place(WorkerChanged(node_id, suspect=False, draining=event.draining), now)
+        return effects + self._place(ActorsReported(node_id, event.actors), now)
+
+    def _on_offered(self, event: WorkflowOffered, now: float) -> list[ManagerEffect]:
+        offered = event.workflow
+        known = {workflow.name: workflow for workflow in self.state.workflows}
+        if known.get(offered.name) == offered:
+            return [ConfirmWorkflow(offered.name, offered.digest)]
+        if not event.replaces:
+            mismatch = _why_not_same(known.get(offered.name), offered)
+            if mismatch is not None:
+                return [RefuseWorkflow(offered.name, offered.digest, shortened(mismatch), is_mismatch=True)]
+        others = tuple(workflow for workflow in self.state.workflows if workflow.name != offered.name)
+        conflict = _why_not_shared(others, offered)
+        if conflict is not None:
+            return [RefuseWorkflow(offered.name, offered.digest, shortened(conflict), is_mismatch=True)]
+        if len(others) >= self.config.workflows_max:
+            reason = f"{len(others)} workflows are registered, which is the bound; withdraw one first"
+            return [RefuseWorkflow(offered.name, offered.digest, reason, is_mismatch=False)]
+        workflows = tuple(sorted((*others, offered), key=lambda workflow: workflow.name))
+        confirm = ConfirmWorkflow(offered.name, offered.digest)
+        return [*self._store(evolve(self.state, workflows=workflows)), confirm, *self._replace_workflows(now)]
+
+    def _on_withdrawn(self, event: WorkflowWithdrawn, now: float) -> list[ManagerEffect]:
+        workflows = tuple(workflow for workflow in self.state.workflows if workflow.name != event.name)
+        if workflows == self.state.workflows:
+            return []
+        return [*self._store(evolve(self.state, workflows=workflows)), *self._replace_workflows(now)]
+
+    def _replace_workflows(self, now: float) -> list[ManagerEffect]:
+        return self._place(WorkflowsChanged(self.state.workflows), now)
+
+    # --- effects
+
+    def _place(self, event: PlacementEvent, now: float) -> list[ManagerEffect]:
+        effects: list[ManagerEffect] = []
+        for effect in self._placement.handle(event, now):
+            if isinstance(effect, ReserveActorIds):
+                effects += self._store(evolve(self.state, next_actor_id=effect.below))
+            else:
+                effects.append(effect)
+        return effects
+
+    def _store(self, state: ManagerState) -> list[ManagerEffect]:
+        self.state = state
+        return [StoreState(state)]
+
+    def _publish(self, event: ManagerEvent, now: float) -> list[ManagerEffect]:
+        holds_until = self._holds_until()
+        if holds_until is not None and now < holds_until:
+            return []
+        table = next_table(self._table, self._wanted_table())
+        if table is not self._table:
+            self._table, self._published_at = table, now
+            self._sent_at.clear()
+            return [PublishRoutes(table)]
+        return self._resend(event, now) if isinstance(event, HeartbeatReceived) else []
+
+    def _holds_until(self) -> float | None:
+        """When this manager knows what an earlier one's nodes run; None if there is nothing to know."""
+        if self._placement.first_actor_id == 1:
+            return None
+        if self._first_joined_at is None:
+            return float("inf")
+        return self._first_joined_at + self.config.placement.adoption_seconds
+
+    def _resend(self, event: HeartbeatReceived, now: float) -> list[ManagerEffect]:
+        node_id, incarnation = event.node.node_id, event.node.incarnation
+        has_newest = event.routes is not None and event.routes >= self._table.epoch
+        if has_newest or not self._membership.is_member(node_id, incarnation):
+            return []
+        last_sent_at = self._sent_at.get(node_id, self._published_at)
+        if now < last_sent_at + self.config.placement.resend_seconds:
+            return []
+        self._sent_at[node_id] = now
+        return [SendRoutes(node_id, incarnation, self._table)]
+
+    def _wanted_table(self) -> RouteTable:
+        members = [member for _, member in sorted(self.members.items()) if member.state is not NodeState.DEAD]
+        problems = sorted(self._placement.problems().items())[:_PROBLEMS_MAX]
+        return RouteTable(
+            epoch=self._table.epoch,
+            nodes=tuple(_node_route(member) for member in members),
+            actors=tuple(_actor_route(actor) for _, actor in sorted(self.actors.items())),
+            workflows=tuple(_workflow_route(workflow) for workflow in self.state.workflows),
+            problems=tuple(Problem(stage, message) for stage, message in problems),
+        )
+
+
+def _node_route(member: Member) -> NodeRoute:
+    node = member.node
+    return NodeRoute(
+        node_id=node.node_id,
+        incarnation=node.incarnation,
+        address=node.address,
+        http=node.http,
+        roles=node.roles,
+        state=member.state.value,
+        devices=node.devices,
+        process_id=node.process_id,
+    )
+
+
+def _actor_route(actor: Actor) -> ActorRoute:
+    return ActorRoute(
+        actor_id=actor.actor_id,
+        stage=actor.stage,
+        node_id=actor.node_id,
+        incarnation=actor.incarnation,
+        devices=actor.devices,
+        address=actor.address,
+        state=actor.shown_state,
+        error=actor.error,
+    )
+
+
+def _workflow_route(workflow: RegisteredWorkflow) -> WorkflowRoute:
+    stages = tuple(need.stage for need in workflow.stages)
+    return WorkflowRoute(workflow.name, workflow.module, workflow.digest, stages)
+
+
+def _why_not_same(known: RegisteredWorkflow | None, offered: RegisteredWorkflow) -> str | None:
+    if known is None:
+        return None
+    if known.digest == offered.digest and known.module == offered.module:
+        return (
+            f"workflow {offered.name!r} is registered with other resources: {known.stages!r}; "
+            f"offered were {offered.stages!r}"
+        )
+    return (
+        f"another version of workflow {offered.name!r} is registered; install the same on all nodes. "
+        f"Registered ({known.module}, digest {known.digest}):\n{known.schema_text}\n"
+        f"Offered ({offered.module}, digest {offered.digest}):\n{offered.schema_text}"
+    )
+
+
+def _why_not_shared(others: tuple[RegisteredWorkflow, ...], offered: RegisteredWorkflow) -> str | None:
+    needs = {need.stage: need for need in offered.stages}
+    for workflow in others:
+        for need in workflow.stages:
+            if needs.get(need.stage, need) != need:
+                return (
+                    f"workflows {workflow.name!r} and {offered.name!r} share the stage {need.stage} in "
+                    f"different versions: {need!r} and {needs[need.stage]!r}"
+                )
+    return None
