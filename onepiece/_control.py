@@ -120,7 +120,7 @@ def _structured(fields: Any, cls: type) -> Any:
 
 
 def _strict_scalar(value: Any, wanted: Any) -> Any:
-    """cattrs looks scalars up by their base class, so enums that are texts or numbers come here, too."""
+    """Scalars are looked up by their base class: enums that are texts or numbers come here, too."""
     if type(value) is wanted:
         return value
     if _is_enum(wanted):

@@ -73,6 +73,11 @@ def buffer(tensor: "torch.Tensor") -> memoryview:
     return array.data
 
 
+def cuda_memory_bytes(index: int) -> int:
+    """All memory of a CUDA device; needs torch."""
+    return int(_module().cuda.get_device_properties(index).total_memory)
+
+
 def from_buffer(name: str, shape: tuple[int, ...], view: memoryview, device: str) -> Any:
     """A new tensor on ``device`` with the buffer's elements; the caller has checked the sizes."""
     torch = _module()

@@ -84,7 +84,7 @@ def _article(kind: type) -> str:
 
 
 def _refuse(spec: TypeSpec, value: Any, path: str) -> Mismatch:
-    return Mismatch(path, f"{describe(value)} where {spec} is wanted")
+    return Mismatch(path, f"{describe(value)} where {spec.definition} is wanted")
 
 
 def _fit(spec: TypeSpec, value: Any, path: str, *, loose: bool) -> Any:
@@ -179,7 +179,7 @@ def _fit_record(spec: TypeSpec, value: Any, path: str, *, loose: bool) -> Any:
         raise _refuse(spec, value, path)
     unknown = [name for name in fields if name not in spec.names]
     if unknown:
-        raise Mismatch(path, f"unknown field {unknown[0]!r}; {spec} is wanted")
+        raise Mismatch(path, f"unknown field {unknown[0]!r}; {spec.definition} is wanted")
     types = dict(zip(spec.names, spec.items, strict=True))
     fitted = {
         name: _fit(types[name], item, _join(path, f".{name}"), loose=loose) for name, item in fields.items()
@@ -192,7 +192,7 @@ def _fit_record(spec: TypeSpec, value: Any, path: str, *, loose: bool) -> Any:
     try:
         return build_record(cls, fitted)
     except (TypeError, ValueError) as error:
-        raise Mismatch(path, f"{spec} cannot be made: {error}") from error
+        raise Mismatch(path, f"{spec.definition} cannot be made: {error}") from error
 
 
 def _fields_of(spec: TypeSpec, value: Any, *, loose: bool) -> Mapping[str, Any] | None:

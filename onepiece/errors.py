@@ -30,6 +30,8 @@ Every error survives the wire: ``to_wire`` gives its name, message and fields; `
 the same class again. An unknown name becomes a plain ``OnePieceError`` that keeps name and message.
 """
 
+# ruff: noqa: N818  # named by what the caller can do, not by being an error
+
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

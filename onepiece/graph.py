@@ -187,11 +187,22 @@ class WorkflowGraph:
     def _schema_lines(self) -> Sequence[str]:
         inputs = ", ".join(map(str, self.inputs))
         lines = [f"workflow {self.name}({inputs}) -> {self.returns}"]
+        lines += [f"record {text}" for text in sorted(self._record_texts())]
         lines += [f"stage {spec.signature}" for spec in self.stages.values()]
         for each in self.nodes:
             sources = ", ".join(f"{name}={_source_text(source)}" for name, source in each.inputs.items())
             lines.append(f"{each.id} = {self.stages[each.stage].name}({sources})")
         return [*lines, f"return {self.output}"]
+
+    def _record_texts(self) -> set[str]:
+        types = [each.type for each in self.inputs]
+        for spec in self.stages.values():
+            types += [spec.returns, *(each.type for each in spec.parameters)]
+        return {
+            f"{record.name.rpartition(':')[0]}:{record.definition}"
+            for each in types
+            for record in each.records()
+        }
 
     def node(self, node_id: str) -> GraphNode:
         """The node of this id, which must exist."""

@@ -72,7 +72,7 @@ _SCALARS: Final[Mapping[type, Kind]] = {
 
 @frozen
 class TypeSpec:
-    """One type. ``str()`` gives it as one would write it in Python."""
+    """One type. ``str()`` gives it as one would write it in Python, records by their name alone."""
 
     kind: Kind
     items: "tuple[TypeSpec, ...]" = ()
@@ -108,15 +108,24 @@ class TypeSpec:
             case Kind.LITERAL:
                 return f"Literal[{', '.join(map(repr, self.values))}]"
             case Kind.RECORD:
-                fields = ", ".join(f"{name}: {text}" for name, text in zip(self.names, inside, strict=True))
-                return f"{self.short_name}({fields})"
+                return self.name.rpartition(":")[2]
             case _:  # list and tuple
                 return f"{self.kind.value}[{', '.join(inside) or '()'}]"
 
     @property
-    def short_name(self) -> str:
-        """A record's name without its module."""
-        return self.name.rpartition(":")[2]
+    def definition(self) -> str:
+        """The same, but a record with its fields: ``Size(width: int, height: int)``."""
+        if self.kind is not Kind.RECORD:
+            return str(self)
+        fields = ", ".join(f"{name}: {item}" for name, item in zip(self.names, self.items, strict=True))
+        return f"{self}({fields})"
+
+    def records(self) -> Iterator["TypeSpec"]:
+        """The records in it, inner ones first."""
+        for item in self.items:
+            yield from item.records()
+        if self.kind is Kind.RECORD:
+            yield self
 
     def accepts(self, other: "TypeSpec") -> str | None:
         """Why a value of type ``other`` must not be given where this type is wanted; None if it may."""
@@ -191,7 +200,7 @@ def _inner_refusal(wanted: TypeSpec, given: TypeSpec) -> str | None:
     if wanted.kind is Kind.LITERAL:
         return _literal_refusal(wanted, given)
     if wanted.kind is Kind.RECORD and (wanted.name, wanted.names) != (given.name, given.names):
-        return f"{given} is no {wanted}"
+        return f"{given.definition} is no {wanted.definition}"
     if len(wanted.items) != len(given.items):
         return f"{given} has {len(given.items)} items where {wanted} has {len(wanted.items)}"
     for label, mine, theirs in _labelled_items(wanted, given):
