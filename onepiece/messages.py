@@ -12,7 +12,7 @@ it goes to an actor's inbox or to the ring of a result store.
       |<---StageReport, RequestErrored--------+-----------------------------------+
       |<---ResultStored-------- store <---ResultInput-----------------------------+
       +----StopRequest--------> every node that may hold work of the request
-    node --Heartbeat--> manager --AssignActor, UnassignActor, PublishedRoutes, ExpelNode--> node
+    node --Heartbeat--> manager --Assign, Unassign, PublishedRoutes, Expel--> node
 """
 
 from collections.abc import Mapping
@@ -21,11 +21,13 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from onepiece.codec import register
+from onepiece.core.actors import Assign, Unassign
+from onepiece.core.inventory import ActorReport, NodeInfo
+from onepiece.core.membership import Expel
+from onepiece.core.routing import RouteEpoch, RouteTable
 
 CONTROL_REGION: Final = "control"
 STORE_REGION: Final = "store"
-INPUTS: Final = "@inputs"
-"""The source of a message that carries a workflow's own inputs, sent by the proxy."""
 STORE: Final = "@store"
 """Where the output of a workflow goes, as seen from the request's record."""
 
@@ -40,7 +42,7 @@ class StageInput:
     """Header of values for one graph node of one request.
 
     The values are keyed by the stage's parameters; one message carries all parameters that come from
-    ``source``. ``joins`` names the actor chosen for each graph node with several sources, so that
+    ``source``, which is a graph node or ``graph.INPUTS``. ``joins`` names the actor chosen for each graph node with several sources, so that
     all of its inputs meet.
     """
 
@@ -54,7 +56,7 @@ class StageInput:
     deadline_at: float | None
     sent_at: float
     attempt: int = 1
-    joins: Mapping[str, str] = field(factory=dict)
+    joins: Mapping[str, int] = field(factory=dict)
 
 
 @register
@@ -81,7 +83,7 @@ class StageReport:
     kind: str
     stage: str
     node_id: str
-    actor_id: str
+    actor_id: int
     at: float
     detail: Mapping[str, Any] = field(factory=dict)
     heading: Mapping[str, str] = field(factory=dict)
@@ -150,3 +152,54 @@ class PurgeResult:
     call: int
     reply_to: str
     uid: str
+
+
+@register
+@frozen
+class Heartbeat:
+    """A node tells the manager that it is there and what it runs."""
+
+    node: NodeInfo
+    actors: tuple[ActorReport, ...]
+    draining: bool
+    routes: RouteEpoch
+
+
+@register
+@frozen
+class Farewell:
+    """A node has stopped in order."""
+
+    node_id: str
+    incarnation: int
+
+
+@register
+@frozen
+class PublishedRoutes:
+    """The manager's newest table."""
+
+    table: RouteTable
+
+
+@register
+@frozen
+class RegisterWorkflow:
+    """Ask the manager to place a workflow; answered by ``WorkflowRegistered`` with the same ``call``."""
+
+    call: int
+    reply_to: str
+    module: str
+
+
+@register
+@frozen
+class WorkflowRegistered:
+    """The manager's answer: ``error`` says why it refused."""
+
+    call: int
+    error: Mapping[str, Any] | None = None
+
+
+for _wire_class in (Assign, Unassign, Expel):
+    register(_wire_class)

@@ -43,6 +43,7 @@ _STAGE_STATES: Final = {
     EventKind.STAGE_FINISHED: FINISHED,
 }
 _LOSSY: Final = {EventKind.PROGRESS, EventKind.PREVIEW}
+_REPORTABLE: Final = _STAGE_STATES.keys() | _LOSSY
 _FINAL_KINDS: Final = {
     RequestState.FINISHED: EventKind.FINISHED,
     RequestState.FAILED: EventKind.FAILED,
@@ -293,10 +294,10 @@ class RequestTable:
                 record.locations[stage] = node_id
 
     def _report(self, record: _Record, event: StageReported) -> list[Effect]:
-        self._head(record, event.heading)
         known = record.status.stages.get(event.stage)
-        if known is None:
-            return []
+        if known is None or event.kind not in _REPORTABLE:
+            return []  # a stage neither accepts a request nor ends one
+        self._head(record, event.heading)
         state = _STAGE_STATES.get(event.kind, known)
         if _ORDER[state] < _ORDER[known]:
             state = known

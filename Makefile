@@ -1,0 +1,53 @@
+# make demo: image to video across five node processes. make test: every check. Both set up all they need.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+
+# On few cores a second OpenMP thread spins against the first: ten times slower, not faster.
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test setup setup-test lint explore explore-full bench clean
+
+demo: setup
+	$(BIN)/python -m stages.demo
+
+test: setup-test lint
+	$(BIN)/python -m pytest
+	$(BIN)/python -m simulations explore --quick --mutants --published
+
+lint: setup-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/vulture
+
+explore: setup-test
+	$(BIN)/python -m simulations explore --quick --mutants --published
+
+explore-full: setup-test
+	$(BIN)/python -m simulations explore --full
+
+bench: setup-test
+	$(BIN)/onepiece bench transport
+	$(BIN)/onepiece bench hop
+
+setup: $(VENV)/.set-up
+setup-test: $(VENV)/.set-up-test
+
+# torch first and by itself: a CPU build that is already on the machine is then left alone.
+$(VENV)/.set-up: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/pip install --quiet --editable ".[diffusion]"
+	touch $@
+
+$(VENV)/.set-up-test: $(VENV)/.set-up
+	$(BIN)/pip install --quiet --editable ".[diffusion,bench,test]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

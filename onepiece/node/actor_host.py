@@ -1,0 +1,162 @@
+"""The actors of one node: started and ended as the manager orders.
+
+An order to run an actor is carried out by importing its workflow off the event loop, comparing the
+digests, and running a ``StageActor`` as a task. What cannot be started is kept as a report of a failed
+actor, so that the next heartbeat tells the manager why. Orders are idempotent by ``actor_id``; those of
+a manager that no longer leads (a lower epoch) are ignored.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from attrs import define, evolve, field
+
+from onepiece.core.actors import Assign, Unassign
+from onepiece.core.inventory import ActorReport, ActorState
+from onepiece.errors import OnePieceError, SchemaMismatch
+from onepiece.log import get_logger
+from onepiece.messages import StopRequest
+from onepiece.node.control import ControlService
+from onepiece.runtime.devices import DeviceThreads
+from onepiece.runtime.environment import Environment
+from onepiece.runtime.stage_actor import StageActor
+from onepiece.runtime.workflows import WorkflowImports
+from onepiece.stage import Stage
+
+_QUIET_SECONDS: Final = 0.4
+
+
+@define(eq=False)
+class _Hosted:
+    """One ordered actor, from the order until it is gone."""
+
+    report: ActorReport
+    actor: StageActor | None = None
+    task: "asyncio.Task[None] | None" = None
+    unassigned: asyncio.Event = field(factory=asyncio.Event)
+
+
+class ActorHost:
+    """Runs the actors ordered by the manager on this node's devices."""
+
+    def __init__(
+        self,
+        env: Environment,
+        devices: Sequence[DeviceThreads],
+        imports: WorkflowImports,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._env = env
+        self._devices = {device.name: device for device in devices}
+        self._imports = imports
+        self._tasks = tasks
+        self._hosted: dict[int, _Hosted] = {}
+        self._manager_epoch = 0
+
+    def attach(self, control: ControlService) -> None:
+        """Receive the manager's orders, and owners' orders to stop work of a request."""
+        control.on(Assign, self._on_assign)
+        control.on(Unassign, self._on_unassign)
+        control.on(StopRequest, self._on_stop)
+
+    def reports(self) -> tuple[ActorReport, ...]:
+        """What the next heartbeat says."""
+        return tuple(
+            hosted.report if hosted.actor is None else self._report_of(hosted)
+            for hosted in self._hosted.values()
+        )
+
+    async def idle(self) -> None:
+        """Wait until no actor has held work for a while, long enough for what was on its way to come in."""
+        loop = asyncio.get_running_loop()
+        quiet_since = loop.time()
+        while loop.time() - quiet_since < _QUIET_SECONDS:
+            await asyncio.sleep(_QUIET_SECONDS / 4)  # noqa: ASYNC110 - quiet is a length of time, no event
+            if not all(hosted.actor is None or hosted.actor.is_idle for hosted in self._hosted.values()):
+                quiet_since = loop.time()
+
+    def drop_all(self) -> None:
+        """End every actor at once: this incarnation of the node is no member any more."""
+        for hosted in self._hosted.values():
+            if hosted.task is not None:
+                hosted.task.cancel()
+        self._hosted.clear()
+        self._manager_epoch = 0
+
+    def _report_of(self, hosted: _Hosted) -> ActorReport:
+        assert hosted.actor is not None
+        report = hosted.actor.report()
+        return evolve(report, digest=hosted.report.digest, schema_text=hosted.report.schema_text)
+
+    def _is_current(self, epoch: int) -> bool:
+        if epoch < self._manager_epoch:
+            return False
+        self._manager_epoch = epoch
+        return True
+
+    def _on_assign(self, order: Assign) -> None:
+        if not self._is_current(order.manager_epoch) or order.actor_id in self._hosted:
+            return
+        report = ActorReport(order.actor_id, order.stage, order.devices, ActorState.LOADING)
+        hosted = self._hosted[order.actor_id] = _Hosted(report)
+        hosted.task = self._tasks.create_task(self._run(order, hosted), name=f"actor {order.actor_id}")
+
+    def _on_unassign(self, order: Unassign) -> None:
+        hosted = self._hosted.get(order.actor_id)
+        if hosted is None or not self._is_current(order.manager_epoch):
+            return
+        get_logger().info("actor_unassigned", actor=order.actor_id, reason=order.reason)
+        hosted.unassigned.set()
+        if hosted.actor is not None:
+            hosted.actor.drain()
+
+    def _on_stop(self, order: StopRequest) -> None:
+        reason = OnePieceError.from_wire(order.reason)
+        for hosted in self._hosted.values():
+            if hosted.actor is not None:
+                hosted.actor.stop_request(order.uid, reason)
+
+    async def _run(self, order: Assign, hosted: _Hosted) -> None:
+        try:
+            stage = await self._find(order, hosted)
+            device = self._devices.get(order.device)
+            if device is None:
+                known = ", ".join(self._devices)
+                raise OnePieceError(f"this node has no device {order.device!r}; it has {known or 'none'}")
+        except OnePieceError as error:
+            self._fail(hosted, error)
+            await hosted.unassigned.wait()
+        else:
+            get_logger().info("actor_starting", actor=order.actor_id, stage=order.stage, device=device.name)
+            actor = hosted.actor = StageActor(order.actor_id, stage, device, self._env)
+            if hosted.unassigned.is_set():
+                actor.drain()
+            self._env.on_change()
+            try:
+                await actor.run()
+            except Exception as error:  # noqa: BLE001 - a bug in one actor must not take the others along
+                get_logger().exception("actor_crashed", actor=order.actor_id, stage=order.stage)
+                hosted.actor = None
+                self._fail(hosted, OnePieceError(f"the actor crashed: {error!r}"))
+                await hosted.unassigned.wait()
+        if self._hosted.get(order.actor_id) is hosted:
+            del self._hosted[order.actor_id]
+        self._env.on_change()
+
+    async def _find(self, order: Assign, hosted: _Hosted) -> Stage[Any, Any, Any]:
+        workflow = await self._imports.get(order.module)
+        graph = workflow.graph
+        hosted.report = evolve(hosted.report, digest=graph.digest)
+        if graph.digest != order.digest:
+            hosted.report = evolve(hosted.report, schema_text=graph.schema_text)
+            raise SchemaMismatch(
+                f"{order.module} is not the same on {self._env.node_id} as at the manager "
+                f"(digest {graph.digest} here, {order.digest} there); here it is:\n{graph.schema_text}"
+            )
+        return workflow.stages[order.stage]
+
+    def _fail(self, hosted: _Hosted, error: OnePieceError) -> None:
+        get_logger().error("actor_refused", actor=hosted.report.actor_id, error=error.message)
+        hosted.report = evolve(hosted.report, state=ActorState.FAILED, error=error.message)
+        self._env.on_change()

@@ -1,0 +1,70 @@
+"""The control ring of a node: small messages in, each to the part that asked for its kind.
+
+Handlers run on the event loop, one after the other, and never wait: what takes time is started as a
+task by its part. A handler that raises is a bug of ours; it is logged with its message and costs that
+message only.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+from onepiece.codec import CodecError, decode_control
+from onepiece.log import get_logger
+from onepiece.messages import CONTROL_REGION, KIND_CONTROL
+from transports import Geometry, Listener, Receiver, open_receiver
+
+GEOMETRY: Final = Geometry(slot_count=4096, payload_bytes=8 << 20, session_count=4096)
+
+_Message = TypeVar("_Message")
+Handler = Callable[[Any], object]
+
+
+def split_frame(payload: memoryview) -> Iterator[memoryview]:
+    """The messages in one ring message; raises ``CodecError`` on a length that is none."""
+    start = 0
+    while start < len(payload):
+        length = int.from_bytes(payload[start : start + 4], "little")
+        start += 4
+        if start + length > len(payload):
+            raise CodecError(f"a control message claims {length} bytes where {len(payload) - start} are left")
+        yield payload[start : start + length]
+        start += length
+
+
+class ControlService:
+    """Dispatches control messages, from the ring or from this very node."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[type, Handler] = {}
+
+    def on(self, kind: type[_Message], handler: Callable[[_Message], object]) -> None:
+        """Have ``handler`` called with each message of ``kind``."""
+        assert kind not in self._handlers
+        self._handlers[kind] = handler
+
+    def dispatch(self, message: object) -> None:
+        """Hand a message to its part; one that no part of this node asked for is logged."""
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            get_logger().debug("control_message_unwanted", kind=type(message).__name__)
+            return
+        try:
+            handler(message)
+        except Exception:  # noqa: BLE001 - a bug in one handler costs one message
+            get_logger().exception("control_handler_failed", message=repr(message)[:500])
+
+    async def serve(self, listener: Listener, opened: "asyncio.Future[Receiver]") -> None:
+        """Receive until cancelled."""
+        async with open_receiver(listener, CONTROL_REGION, GEOMETRY) as receiver:
+            opened.set_result(receiver)
+            while True:
+                delivery = await receiver.receive()
+                try:
+                    if delivery.kind == KIND_CONTROL:
+                        for body in split_frame(delivery.payload):
+                            self.dispatch(decode_control(body))
+                except CodecError as error:
+                    get_logger().warning("control_message_refused", error=str(error), peer=delivery.producer)
+                finally:
+                    receiver.release(delivery)

@@ -1,0 +1,140 @@
+"""This node as a member of the set: heartbeats out, routes in, and what to do when expelled.
+
+A heartbeat goes to the manager every ``heartbeat_seconds`` and at once when an actor's state changes.
+It names the route table this node has, so that a table that was lost is sent again. A node that the
+manager declared dead, for example since it was stopped for longer than the lease, is told so
+(``Expel``): it ends its actors, takes a higher incarnation and joins anew with nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from attrs import evolve
+
+from onepiece.core.inventory import NodeInfo
+from onepiece.core.membership import Expel
+from onepiece.core.routing import RouteTable, diff
+from onepiece.errors import OnePieceError
+from onepiece.graph import WorkflowGraph
+from onepiece.log import get_logger
+from onepiece.messages import CONTROL_REGION, Farewell, Heartbeat, PublishedRoutes
+from onepiece.node.actor_host import ActorHost
+from onepiece.node.control import ControlService
+from onepiece.runtime.environment import Routes
+from onepiece.runtime.outbox import Outbox
+from onepiece.runtime.workflows import WorkflowImports
+
+
+class Member:
+    """The node's side of membership."""
+
+    def __init__(
+        self,
+        info: NodeInfo,
+        manager_address: str,
+        *,
+        outbox: Outbox,
+        routes: Routes,
+        imports: WorkflowImports,
+        heartbeat_seconds: float,
+        on_nodes_died: Callable[[frozenset[str]], None],
+        on_must_stop: Callable[[str], None],
+    ) -> None:
+        self.info = info
+        self._manager_address = manager_address
+        self._outbox = outbox
+        self._routes = routes
+        self._imports = imports
+        self._heartbeat_seconds = heartbeat_seconds
+        self._on_nodes_died = on_nodes_died
+        self._on_must_stop = on_must_stop
+        self._host: ActorHost | None = None
+        self._news = asyncio.Event()
+        self._newest: RouteTable | None = None
+        self._table_came = asyncio.Event()
+        self.draining = False
+
+    def attach(self, control: ControlService, host: ActorHost | None) -> None:
+        """Receive tables and expulsions."""
+        self._host = host
+        control.on(PublishedRoutes, self._on_routes)
+        control.on(Expel, self._on_expel)
+
+    def wake(self) -> None:
+        """Send a heartbeat soon: something has changed."""
+        self._news.set()
+
+    def drain(self) -> None:
+        """Tell the manager that this node takes no new work."""
+        self.draining = True
+        self.wake()
+
+    async def beat(self) -> None:
+        """Send heartbeats until cancelled."""
+        while True:
+            self._news.clear()
+            self._send()
+            try:
+                async with asyncio.timeout(self._heartbeat_seconds):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+
+    def farewell(self) -> None:
+        """Say that this node has stopped in order."""
+        self._outbox.post(self._manager_address, Farewell(self.info.node_id, self.info.incarnation))
+
+    def _send(self) -> None:
+        actors = self._host.reports() if self._host is not None else ()
+        heartbeat = Heartbeat(self.info, actors, self.draining, self._routes.table.epoch)
+        self._outbox.post(self._manager_address, heartbeat, replaces="heartbeat")
+
+    def _on_routes(self, published: PublishedRoutes) -> None:
+        if published.table.is_newer_than(self._newest):
+            self._newest = published.table
+            self._table_came.set()
+
+    def _on_expel(self, expel: Expel) -> None:
+        if (expel.node_id, expel.incarnation) != (self.info.node_id, self.info.incarnation):
+            return
+        get_logger().warning("node_expelled", reason=expel.reason, may_rejoin=expel.may_rejoin)
+        if not expel.may_rejoin:
+            self._on_must_stop(expel.reason)
+            return
+        if self._host is not None:
+            self._host.drop_all()
+        incarnation = max(self.info.incarnation + 1, int(time.time() * 1000))
+        self.info = evolve(self.info, incarnation=incarnation)
+        self.wake()
+
+    async def follow_routes(self) -> None:
+        """Import the workflows of each newer table, then let the node use it; until cancelled."""
+        while True:
+            await self._table_came.wait()
+            self._table_came.clear()
+            table = self._newest
+            assert table is not None
+            graphs = await self._graphs(table)
+            changes = diff(self._routes.table, table)
+            self._routes.update(table, graphs)
+            gone = frozenset(node.node_id for node in changes.nodes_gone)
+            for node in changes.nodes_gone:
+                self._outbox.drop(f"{node.address}/{CONTROL_REGION}")
+            for actor in changes.actors_gone:
+                if actor.node_id in gone and actor.address:
+                    self._outbox.drop(actor.address)
+            if gone:
+                self._on_nodes_died(gone)
+            self.wake()
+
+    async def _graphs(self, table: RouteTable) -> dict[str, WorkflowGraph]:
+        graphs: dict[str, WorkflowGraph] = {}
+        for workflow in table.workflows:
+            try:
+                imported = await self._imports.get(workflow.module, workflow.digest)
+            except OnePieceError as error:
+                get_logger().error("workflow_unusable", workflow=workflow.name, error=error.message)
+                continue
+            graphs[workflow.name] = imported.graph
+        return graphs

@@ -1,0 +1,253 @@
+"""What a node can be told: by flag, environment variable or file, in this order of precedence.
+
+Every option has one row in ``_ROWS``; the flag, the variable (``ONEPIECE_`` and the name in capitals)
+and the file's key are made from its name, so that none of the three can be forgotten.
+"""
+
+import argparse
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from onepiece.errors import ConfigError
+from transports import Address, TransportError
+
+ROLES: Final = ("worker", "proxy", "store", "manager")
+_MIB: Final = 1 << 20
+
+
+@frozen
+class NodeOptions:
+    """The settings of one node."""
+
+    roles: frozenset[str] = frozenset(ROLES)
+    listen: Address = field(factory=lambda: Address("tcp", "127.0.0.1", 0))
+    join: Address | None = None
+    http: str = "127.0.0.1:0"
+    devices: tuple[str, ...] = ()
+    workflows: tuple[str, ...] = ()
+    name: str | None = None
+    state_dir: Path | None = None
+    ready_file: Path | None = None
+    secret: bytes | None = field(default=None, repr=False)
+    insecure: bool = False
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_authority: str | None = None
+    inbox_bytes: int = 128 * _MIB
+    join_bytes: int = 1024 * _MIB
+    store_bytes: int = 1024 * _MIB
+    result_ttl_seconds: float = 3600.0
+    request_timeout_seconds: float = 3600.0
+    requests_max: int = 1000
+    body_bytes_max: int = 64 * _MIB
+    workers: int = 1
+    heartbeat_seconds: float = 0.5
+    lease_seconds: float = 6.0
+    drain_seconds: float = 30.0
+    log_level: str = "info"
+    log_json: bool = False
+
+
+@frozen
+class _Row:
+    name: str
+    meaning: str
+    read: Callable[[str], Any]
+    shape: str
+    many: bool = False
+
+
+def _text(value: str) -> str:
+    return value
+
+
+def _size(value: str) -> int:
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    for unit, factor in units.items():
+        if value.endswith(unit):
+            return _positive_int(value.removesuffix(unit), factor)
+    return _positive_int(value, 1)
+
+
+def _positive_int(value: str, factor: int) -> int:
+    number = int(value) * factor
+    if number <= 0:
+        raise ValueError("it must be more than 0")
+    return number
+
+
+def _seconds(value: str) -> float:
+    number = float(value)
+    if not 0 < number < 1e9:
+        raise ValueError("it must be a positive number of seconds")
+    return number
+
+
+def _roles(value: str) -> frozenset[str]:
+    roles = frozenset(part.strip() for part in value.split(",") if part.strip())
+    unknown = roles - set(ROLES)
+    if unknown or not roles:
+        raise ValueError(f"roles are {', '.join(ROLES)}")
+    return roles
+
+
+def _address(value: str) -> Address:
+    try:
+        return Address.parse(value)
+    except TransportError as error:
+        raise ValueError(str(error)) from error
+
+
+def _host_port(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError("write host:port, for example 127.0.0.1:7080; port 0 takes a free one")
+    return value
+
+
+def _flag(value: str) -> bool:
+    if value.lower() not in {"true", "false", "1", "0", "yes", "no"}:
+        raise ValueError("write true or false")
+    return value.lower() in {"true", "1", "yes"}
+
+
+def _level(value: str) -> str:
+    if value not in {"debug", "info", "warning", "error"}:
+        raise ValueError("levels are debug, info, warning, error")
+    return value
+
+
+_ROWS: Final = (
+    _Row("roles", "what this node does", _roles, "worker,proxy,store,manager"),
+    _Row("listen", "where other nodes reach it; port 0 takes a free one", _address, "ADDRESS"),
+    _Row("join", "any node of the set that has the role manager", _address, "ADDRESS"),
+    _Row("http", "where clients reach its proxy", _host_port, "HOST:PORT"),
+    _Row("devices", "devices of its actors (default: every GPU, else cpu:0)", _text, "cpu:0=4GiB", many=True),
+    _Row("workflows", "workflows the manager places", _text, "MODULE:NAME", many=True),
+    _Row("name", "its name in the set (default: made from the host and process)", _text, "NAME"),
+    _Row("state_dir", "where it keeps results and its manager's state", Path, "DIR"),
+    _Row("ready_file", "a JSON file with its addresses, written once it listens", Path, "FILE"),
+    _Row("secret_file", "a file with the cluster's shared secret", Path, "FILE"),
+    _Row("insecure", "listen beyond this machine without a secret", _flag, "true"),
+    _Row("tls_certificate", "certificate chain (PEM) for connections between nodes", _text, "FILE"),
+    _Row("tls_key", "its private key (PEM)", _text, "FILE"),
+    _Row("tls_authority", "certificates (PEM) that peers must be signed by", _text, "FILE"),
+    _Row("inbox_bytes", "payload ring of each actor; a message may use half of it", _size, "128MiB"),
+    _Row("join_bytes", "memory for inputs that wait for their siblings", _size, "1024MiB"),
+    _Row("store_bytes", "byte budget of the result store", _size, "1024MiB"),
+    _Row("result_ttl_seconds", "how long a result is kept", _seconds, "3600"),
+    _Row("request_timeout_seconds", "deadline of requests that name none", _seconds, "3600"),
+    _Row("requests_max", "requests in flight that its proxy accepts", _size, "1000"),
+    _Row("body_bytes_max", "largest HTTP body", _size, "64MiB"),
+    _Row("workers", "workers the manager waits for before it places anything", _size, "1"),
+    _Row("heartbeat_seconds", "time between two heartbeats", _seconds, "0.5"),
+    _Row("lease_seconds", "silence after which a node is declared dead", _seconds, "6"),
+    _Row("drain_seconds", "how long SIGTERM waits for running work", _seconds, "30"),
+    _Row("log_level", "debug, info, warning or error", _level, "info"),
+    _Row("log_json", "log lines as JSON", _flag, "true"),
+)
+_BY_NAME: Final = {row.name: row for row in _ROWS}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line of ``python -m onepiece.node``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m onepiece.node",
+        description="Run one node: a process that hosts stage actors, a proxy, a result store, a manager.",
+        epilog="Every option can also stand in the environment (ONEPIECE_ and its name in capitals, "
+        "ONEPIECE_STATE_DIR) and in the TOML file named by --config or ONEPIECE_CONFIG (its name, "
+        "state_dir). A flag wins over the environment, the environment over the file. Exit status: 0 "
+        "drained and stopped, 1 failed, 2 unusable options, 3 the address could not be listened on, "
+        "130 stopped at once by a second signal.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with options")
+    for row in _ROWS:
+        flags = [f"--{row.name.replace('_', '-')}"]
+        if row.name == "workflows":
+            flags.append("--workflow")
+        action = "append" if row.many else "store"
+        parser.add_argument(*flags, dest=row.name, metavar=row.shape, action=action, help=row.meaning)
+    return parser
+
+
+def read_options(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> NodeOptions:
+    """Options from flags, environment and file; raises ``ConfigError`` naming where a bad one stands."""
+    flags = vars(build_parser().parse_args(argv))
+    config = flags.pop("config") or environment.get("ONEPIECE_CONFIG")
+    found: dict[str, Any] = {}
+    for name, raw, place in (
+        *_from_file(config),
+        *_from_environment(environment),
+        *((name, raw, f"--{name.replace('_', '-')}") for name, raw in flags.items() if raw is not None),
+    ):
+        found[name] = _read(name, raw, place)
+    return _checked(found)
+
+
+def _from_file(path: str | None) -> list[tuple[str, Any, str]]:
+    if path is None:
+        return []
+    try:
+        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration file {path!r} cannot be read: {error}") from error
+    unknown = sorted(content.keys() - _BY_NAME.keys())
+    if unknown:
+        raise ConfigError(f"{path}: unknown option {unknown[0]!r}; known are {', '.join(sorted(_BY_NAME))}")
+    return [(name, raw, f"{path}: {name}") for name, raw in content.items()]
+
+
+def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, Any, str]]:
+    rows = ((row.name, f"ONEPIECE_{row.name.upper()}") for row in _ROWS)
+    return [(name, environment[variable], variable) for name, variable in rows if variable in environment]
+
+
+def _read(name: str, raw: Any, place: str) -> Any:
+    row = _BY_NAME[name]
+    if row.many:
+        items = raw if isinstance(raw, list) else [raw]
+        return tuple(part.strip() for item in items for part in str(item).split(",") if part.strip())
+    if isinstance(raw, list):
+        raw = ",".join(str(part) for part in raw)
+    try:
+        return row.read(str(raw))
+    except ValueError as error:
+        raise ConfigError(f"{place}: {raw!r} is not usable: {error}") from error
+
+
+def _checked(found: dict[str, Any]) -> NodeOptions:
+    secret_file = found.pop("secret_file", None)
+    if secret_file is not None:
+        found["secret"] = _read_secret(secret_file)
+    options = NodeOptions(**found)
+    if options.join is None and "manager" not in options.roles:
+        raise ConfigError(
+            f"a node with the roles {', '.join(sorted(options.roles))} needs a manager: "
+            "name one with --join, or give it the role manager"
+        )
+    if not options.listen.is_loopback and options.secret is None and not options.insecure:
+        raise ConfigError(
+            f"{options.listen} can be reached from other machines, and no secret is set: give every node "
+            "the same --secret-file, or say --insecure true on a network you trust"
+        )
+    if options.lease_seconds < 4 * options.heartbeat_seconds:
+        raise ConfigError(
+            f"--lease-seconds {options.lease_seconds} must be at least four times --heartbeat-seconds "
+            f"{options.heartbeat_seconds}, else a late heartbeat kills a healthy node"
+        )
+    return options
+
+
+def _read_secret(path: Path) -> bytes:
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"the secret file {str(path)!r} cannot be read: {error}") from error
+    if len(secret) < 16:
+        raise ConfigError(f"{path}: a secret has at least 16 bytes; make one with: openssl rand -hex 32")
+    return secret

@@ -1,0 +1,120 @@
+"""The result store of one node: takes results from a ring, and serves them by range.
+
+A result is acknowledged to the request's owner only when it is durable. Results of any size pass
+through one ring; while it is full, the stages that produce results wait, which is their back-pressure.
+"""
+
+import asyncio
+from typing import Final
+
+from onepiece.codec import CodecError, materialise, unpack
+from onepiece.errors import OnePieceError, StoreFull
+from onepiece.limits import RESULT_PIECE_BYTES_MAX
+from onepiece.log import get_logger
+from onepiece.messages import (
+    KIND_RESULT,
+    STORE_REGION,
+    PurgeResult,
+    ReadResult,
+    RequestErrored,
+    ResultInput,
+    ResultPiece,
+    ResultStored,
+)
+from onepiece.node.control import ControlService
+from onepiece.runtime.environment import Environment
+from onepiece.store import PutOutcome, ResultStore
+from onepiece.types import BYTES
+from transports import Delivery, Geometry, Receiver, open_receiver
+
+_EXPIRE_SECONDS: Final = 5.0
+_SLOTS: Final = 1024
+
+
+class StoreService:
+    """Connects a ``ResultStore`` with the rest of the set."""
+
+    def __init__(self, store: ResultStore, env: Environment, tasks: asyncio.TaskGroup) -> None:
+        self._store = store
+        self._env = env
+        self._tasks = tasks
+
+    def attach(self, control: ControlService) -> None:
+        """Answer reads and purges that come as control messages."""
+        control.on(ReadResult, self._on_read)
+        control.on(PurgeResult, self._on_purge)
+
+    def _on_read(self, ask: ReadResult) -> None:
+        self._tasks.create_task(self._answer(ask))
+
+    def _on_purge(self, ask: PurgeResult) -> None:
+        self._tasks.create_task(self._purge(ask))
+
+    async def serve(self) -> None:
+        """Take in results until cancelled."""
+        geometry = Geometry(slot_count=_SLOTS, payload_bytes=self._env.inbox_bytes, session_count=_SLOTS)
+        async with open_receiver(self._env.listener, STORE_REGION, geometry) as inbox:
+            while True:
+                delivery = await inbox.receive()
+                await self._take(inbox, delivery)
+
+    async def expire(self) -> None:
+        """Remove what is out of time, now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(_EXPIRE_SECONDS)
+            try:
+                await self._store.expire(self._env.now())
+            except StoreFull as error:
+                get_logger().warning("store_expire_failed", error=str(error))
+
+    async def _take(self, inbox: Receiver, delivery: Delivery) -> None:
+        try:
+            if delivery.kind != KIND_RESULT:
+                raise CodecError(f"a message of kind {delivery.kind} came to the result store")
+            unpacked = unpack(delivery.payload, ResultInput)
+            value = materialise(unpacked.values["value"], BYTES, "cpu")
+        except (CodecError, KeyError) as error:
+            get_logger().warning("message_refused", region=STORE_REGION, error=repr(error))
+            return
+        finally:
+            inbox.release(delivery)
+        await self.put(unpacked.header, value)
+
+    async def put(self, header: ResultInput, value: bytes) -> None:
+        """Store a result and tell its owner how it went."""
+        try:
+            outcome = await self._store.put(
+                header.uid,
+                [value],
+                content_type=header.content_type,
+                meta={"workflow": header.workflow},
+                now=self._env.now(),
+            )
+            if outcome is PutOutcome.ALREADY:
+                record = await self._store.meta(header.uid)
+                stored = ResultStored(header.uid, self._env.node_id, record.total_bytes, record.content_type)
+            else:
+                stored = ResultStored(header.uid, self._env.node_id, len(value), header.content_type)
+        except OnePieceError as error:
+            errored = RequestErrored(header.uid, None, self._env.node_id, error.to_wire())
+            self._env.outbox.post(header.owner, errored)
+            return
+        self._env.outbox.post(header.owner, stored)
+
+    async def _answer(self, ask: ReadResult) -> None:
+        length = min(ask.length, RESULT_PIECE_BYTES_MAX)
+        try:
+            record = await self._store.meta(ask.uid)
+            pieces = [piece async for piece in self._store.read(ask.uid, ask.start, length)]
+            answer = ResultPiece(ask.call, record.total_bytes, record.content_type, b"".join(pieces))
+        except OnePieceError as error:
+            answer = ResultPiece(ask.call, 0, "", b"", error.to_wire())
+        self._env.outbox.post(ask.reply_to, answer)
+
+    async def _purge(self, ask: PurgeResult) -> None:
+        try:
+            await self._store.purge(ask.uid, self._env.now())
+            answer = ResultPiece(ask.call, 0, "", b"")
+        except OnePieceError as error:
+            answer = ResultPiece(ask.call, 0, "", b"", error.to_wire())
+        self._env.outbox.post(ask.reply_to, answer)

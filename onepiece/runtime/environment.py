@@ -1,0 +1,66 @@
+"""What the parts of an actor share: who they are, and the ways to talk to the rest of the set."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from attrs import frozen
+
+from onepiece.core.routing import RouteEpoch, RouteTable
+from onepiece.graph import WorkflowGraph
+from onepiece.messages import RequestErrored, StageReport
+from onepiece.runtime.outbox import Outbox
+from transports import Listener
+
+
+class Routes:
+    """The newest route table this node has seen, the graphs it names, and a way to wait for news."""
+
+    def __init__(self) -> None:
+        self.table = RouteTable(RouteEpoch(0, 0))
+        self.graphs: Mapping[str, WorkflowGraph] = {}
+        self._changed = asyncio.Event()
+
+    def update(self, table: RouteTable, graphs: Mapping[str, WorkflowGraph]) -> None:
+        """Take a newer table and wake who waits."""
+        self.table = table
+        self.graphs = graphs
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set at the next update; take it before looking at the table, so that none is missed."""
+        return self._changed
+
+
+class Clock(Protocol):
+    """Seconds since the epoch; what deadlines and headers are written in."""
+
+    def __call__(self) -> float:
+        """The time now."""
+        ...
+
+
+@frozen
+class Environment:
+    """The node as its actors see it."""
+
+    node_id: str
+    listener: Listener
+    outbox: Outbox
+    routes: Routes
+    inbox_bytes: int
+    join_bytes: int
+    on_change: Callable[[], None]
+    """Called when an actor's state changes, so that the manager hears of it at once."""
+    now: Clock = time.time
+
+    def report(self, owner: str, report: StageReport, *, replaces: object = None) -> None:
+        """Tell a request's owner something; never waits."""
+        self.outbox.post(owner, report, replaces=replaces)
+
+    def break_request(self, owner: str, error: RequestErrored) -> None:
+        """Tell a request's owner that it cannot go on."""
+        self.outbox.post(owner, error)

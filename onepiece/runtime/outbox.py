@@ -1,0 +1,221 @@
+"""The ways out of a node: one link to each ring it sends to, opened on first use.
+
+This is one of the two borders between transports and the runtime (the other is ``inbox.py``): below
+it errors are ``TransportError``s, above it ``OnePieceError``s with the cause kept.
+
+A *data* message is sent by whoever has it: ``send`` waits while the ring is full, which is the
+back-pressure a stage feels. A *control* message is queued and sent by the link's own task, several in
+one ring message, so that whoever reports something never waits; the queue is bounded, newer progress
+replaces older, and a peer that is gone loses its queue.
+
+A message counts as handed over when its ring's consumer has taken it. If the peer is lost before,
+``on_lost`` is called for each message it had not taken, and the caller may send it elsewhere.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+from onepiece.codec import encode_control
+from onepiece.errors import NodeUnreachable, PayloadTooLarge
+from onepiece.limits import CONTROL_BATCH_BYTES_MAX, CONTROL_QUEUE_MAX
+from onepiece.log import get_logger
+from onepiece.messages import KIND_CONTROL
+from transports import Address, Bytes, MessageTooLarge, Options, Sender, TransportError, open_sender
+
+Lost = Callable[[], None]
+
+
+def control_frame(bodies: Iterable[bytes]) -> list[bytes]:
+    """Several control messages as one ring message: each behind its length."""
+    parts: list[bytes] = []
+    for body in bodies:
+        parts += [len(body).to_bytes(4, "little"), body]
+    return parts
+
+
+class _Link:
+    """The way to one ring: a sender, what it has not handed over, and queued control messages."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.ready: asyncio.Future[Sender] = asyncio.get_running_loop().create_future()
+        self.stop = asyncio.Event()
+        self._on_lost: dict[int, Lost] = {}
+        self._queue: OrderedDict[object, bytes] = OrderedDict()
+        self._wake = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._serial = 0
+
+    async def send(self, parts: Sequence[Bytes], kind: int, on_lost: Lost | None) -> None:
+        sender = await asyncio.shield(self.ready)
+        number = await sender.send(parts, kind=kind)
+        if on_lost is not None:
+            self._on_lost[number] = on_lost
+            self._forget_delivered(sender)
+
+    def _forget_delivered(self, sender: Sender) -> None:
+        for number in [number for number in self._on_lost if number < sender.delivered]:
+            del self._on_lost[number]
+
+    def post(self, body: bytes, replaces: object) -> None:
+        if replaces is None:
+            self._serial += 1
+            replaces = self._serial
+        self._queue[replaces] = body
+        if len(self._queue) > CONTROL_QUEUE_MAX:
+            self._queue.popitem(last=False)
+            get_logger().warning("control_queue_overflow", address=self.address)
+        self._wake.set()
+
+    async def flushed(self) -> None:
+        """Return when the queue is empty and all was taken, or the peer is lost."""
+        await asyncio.wait([self.ready])
+        if self.ready.cancelled() or self.ready.exception() is not None:
+            return
+        with contextlib.suppress(TransportError):
+            while self._queue and not self.stop.is_set():
+                self._taken.clear()
+                await self._taken.wait()
+            await self.ready.result().drained()
+
+    async def serve(self, identity: str, options: Options) -> None:
+        """Hold the sender open and send what is queued, until told to stop or the peer is lost."""
+        try:
+            async with open_sender(Address.parse(self.address), identity=identity, options=options) as sender:
+                self.ready.set_result(sender)
+                async with asyncio.TaskGroup() as tasks:
+                    pump = tasks.create_task(self._pump(sender))
+                    lost = tasks.create_task(self._watch(sender))
+                    await self.stop.wait()
+                    pump.cancel()
+                    lost.cancel()
+        except* TransportError as errors:
+            self._fail(errors.exceptions[0])
+        finally:
+            if not self.ready.done():
+                self.ready.cancel()
+            self._report_lost()
+
+    async def _watch(self, sender: Sender) -> None:
+        await sender.wait_lost()
+
+    async def _pump(self, sender: Sender) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._queue:
+                batch, size = [], 0
+                while self._queue and size < CONTROL_BATCH_BYTES_MAX:
+                    _, body = self._queue.popitem(last=False)
+                    batch.append(body)
+                    size += len(body)
+                await sender.send(control_frame(batch), kind=KIND_CONTROL)
+            self._taken.set()
+
+    def _fail(self, error: BaseException) -> None:
+        self.stop.set()
+        self._taken.set()
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()  # seen: nobody may be waiting
+        if self._queue:
+            get_logger().warning(
+                "control_messages_lost", address=self.address, count=len(self._queue), error=str(error)
+            )
+
+    def _report_lost(self) -> None:
+        if self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None:
+            self._forget_delivered(self.ready.result())
+        callbacks = list(self._on_lost.values())
+        self._on_lost.clear()
+        for on_lost in callbacks:
+            on_lost()
+
+
+class Outbox:
+    """All links of one node; use ``open_outbox``."""
+
+    def __init__(self, identity: str, options: Options, tasks: asyncio.TaskGroup) -> None:
+        self._identity = identity
+        self._options = options
+        self._tasks = tasks
+        self._links: dict[str, _Link] = {}
+        self._local: dict[str, Callable[[object], None]] = {}
+
+    async def send(
+        self, address: str, parts: Sequence[Bytes], *, kind: int, on_lost: Lost | None = None
+    ) -> None:
+        """Put a message into the ring at ``address``; waits while it is full.
+
+        The buffers must stay unchanged until the ring's consumer has taken the message. ``on_lost``
+        is called at most once, if the peer is lost before that. Raises ``NodeUnreachable`` if nobody
+        is there, ``PayloadTooLarge`` if it can never fit. If the caller is cancelled the message may
+        or may not have been sent.
+        """
+        link = self._link(address)
+        try:
+            await link.send(parts, kind, on_lost)
+        except MessageTooLarge as error:
+            raise PayloadTooLarge(f"{error}; give the receiving node a larger --inbox-bytes") from error
+        except TransportError as error:
+            self.drop(address)
+            raise NodeUnreachable(f"{address} cannot be reached: {error}", address=address) from error
+
+    def post(self, address: str, message: object, *, replaces: object = None) -> None:
+        """Queue a control message; never waits. It replaces a queued one with the same ``replaces``.
+
+        When the queue is full its oldest message is dropped, which is logged: only a peer that takes
+        nothing for long gets there, and membership declares it dead.
+        """
+        handler = self._local.get(address)
+        if handler is not None:
+            asyncio.get_running_loop().call_soon(handler, message)
+            return
+        self._link(address).post(encode_control(message), replaces)
+
+    def deliver_locally(self, address: str, handler: Callable[[object], None]) -> None:
+        """Hand control messages for this node's own ``address`` to ``handler``, without a ring."""
+        self._local[address] = handler
+
+    async def flushed(self) -> None:
+        """Return when no control message waits and every ring's consumer has taken what was sent."""
+        for link in list(self._links.values()):
+            await link.flushed()
+
+    def drop(self, address: str) -> None:
+        """Close the link, for example since its node was declared dead; the next use opens a new one."""
+        link = self._links.pop(address, None)
+        if link is not None:
+            link.stop.set()
+
+    def drop_all(self) -> None:
+        """Close every link."""
+        for address in list(self._links):
+            self.drop(address)
+
+    def _link(self, address: str) -> _Link:
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = _Link(address)
+            self._tasks.create_task(self._serve(link), name=f"link {address}")
+        return link
+
+    async def _serve(self, link: _Link) -> None:
+        try:
+            await link.serve(self._identity, self._options)
+        finally:
+            if self._links.get(link.address) is link:
+                del self._links[link.address]
+
+
+@contextlib.asynccontextmanager
+async def open_outbox(identity: str, options: Options) -> AsyncIterator[Outbox]:
+    """An outbox whose links are closed with the context."""
+    async with asyncio.TaskGroup() as tasks:
+        outbox = Outbox(identity, options, tasks)
+        try:
+            yield outbox
+        finally:
+            outbox.drop_all()

@@ -1,0 +1,282 @@
+"""TaskWorker: runs one job at a time through the user's stage function.
+
+What it promises, whatever the function does: the job ends in a ``Computed`` or in a named error, the
+inbox's memory is given back before the function starts, and the next job runs. A function that raises
+``SystemExit``, ``KeyboardInterrupt`` or ``MemoryError`` may have left its module in any state, so the
+actor is loaded anew before the next job (``Outcome.is_dirty``).
+
+A cancelled or late job is interrupted in two ways: its coroutine is cancelled, and ``ctx.report``
+raises in whatever thread calls it next. A blocking call that does neither runs to its end; nothing
+else of this device runs meanwhile.
+"""
+
+import asyncio
+import functools
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from attrs import define, field, frozen
+
+from onepiece.codec import CodecError, Packed, materialise
+from onepiece.context import Arguments, Result, StageContext
+from onepiece.errors import DeadlineExceeded, OnePieceError, Rejected, RequestFailed, StageFailed
+from onepiece.graph import Isolation, StageSpec, check_value
+from onepiece.limits import PREVIEW_BYTES_MAX
+from onepiece.log import get_logger
+from onepiece.requests import EventKind
+from onepiece.runtime.devices import DeviceThreads, torch_name
+from onepiece.runtime.request_scheduler import Job
+from onepiece.stage import Stage
+
+_TRACEBACK_CHARACTERS: Final = 4000
+_DIRTY: Final = (SystemExit, KeyboardInterrupt, MemoryError)
+
+Progress = Callable[[EventKind, Mapping[str, Any]], None]
+
+
+class Target(Protocol):
+    """A place that a part of a stage's value goes to."""
+
+    def pack(self, value: Any) -> Packed:
+        """The message for it; raises ``CodecError`` if the value cannot travel."""
+        ...
+
+
+@frozen
+class Computed:
+    """What a stage returned, packed for each of its successors, and what it cost."""
+
+    packed: Mapping[str, Packed]
+    compute_seconds: float
+
+
+@frozen
+class Outcome:
+    """How a job ended: exactly one of the two is set."""
+
+    computed: Computed | None = None
+    error: OnePieceError | None = None
+    is_dirty: bool = False
+
+
+@define(eq=False, kw_only=True)
+class RunningStage(StageContext[Any]):
+    """The context handed to a stage function for one job (or, without a job, to its ``setup``)."""
+
+    state_value: Any
+    device: str
+    uid: str
+    stage: str
+    node: str
+    attempt: int = 1
+    deadline_at: float | None = None
+    threads: DeviceThreads
+    progress: Progress
+    log: Any = field(factory=get_logger)
+    started_at: float = field(factory=time.monotonic)
+    _deadline_by: float | None = field(init=False)
+    _stopped: OnePieceError | None = None
+
+    @_deadline_by.default
+    def _monotonic_deadline(self) -> float | None:
+        """The deadline on the monotonic clock, so that a clock that is set does not move it."""
+        return None if self.deadline_at is None else time.monotonic() + self.deadline_at - time.time()
+
+    @property
+    def state(self) -> Any:
+        """What ``setup`` yielded."""
+        return self.state_value
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds left."""
+        return None if self._deadline_by is None else self._deadline_by - time.monotonic()
+
+    @property
+    def cancelled(self) -> bool:
+        """Somebody wants this job to stop."""
+        return self._stopped is not None
+
+    def stop(self, reason: OnePieceError) -> None:
+        """Make every later ``report`` raise; the first reason stays."""
+        if self._stopped is None:
+            self._stopped = reason
+
+    @property
+    def stopped(self) -> OnePieceError | None:
+        """Why the job was told to stop."""
+        return self._stopped
+
+    def report(
+        self,
+        *,
+        step: int | None = None,
+        total: int | None = None,
+        preview: bytes | None = None,
+        **fields: Any,
+    ) -> None:
+        """Tell the request's followers how far it is; raises if it is cancelled or late."""
+        if self._stopped is not None:
+            raise self._stopped
+        if self._deadline_by is not None and time.monotonic() >= self._deadline_by:
+            raise DeadlineExceeded(
+                f"request {self.uid} passed its deadline in {self.stage} at step {step} of {total}",
+                uid=self.uid,
+                stage=self.stage,
+            )
+        if preview is not None:
+            if len(preview) > PREVIEW_BYTES_MAX:
+                raise ValueError(f"a preview of {len(preview)} bytes; at most {PREVIEW_BYTES_MAX}: shrink it")
+            content_type = fields.pop("content_type", "application/octet-stream")
+            self.progress(EventKind.PREVIEW, {"data": bytes(preview), "content_type": content_type})
+        detail: dict[str, Any] = {
+            key: value for key, value in (("step", step), ("total", total)) if value is not None
+        }
+        detail.update(fields)
+        if step and total:
+            elapsed = time.monotonic() - self.started_at
+            detail["eta_seconds"] = elapsed / step * (total - step)
+        if detail:
+            self.progress(EventKind.PROGRESS, detail)
+
+    async def run(
+        self, function: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        """Run blocking work on the device's compute thread; a cancelled caller waits for its end."""
+        return await self.threads.run_compute(functools.partial(function, *args, **kwargs))
+
+
+@define(eq=False)
+class TaskWorker:
+    """Runs jobs of one actor.
+
+    Args:
+        stage: The user's stage.
+        spec: Its schema.
+        threads: The device's threads.
+    """
+
+    stage: Stage[Any, Any, Any]
+    spec: StageSpec
+    threads: DeviceThreads
+
+    async def execute(
+        self,
+        job: Job,
+        context: RunningStage,
+        targets: Mapping[str, Target],
+    ) -> Outcome:
+        """Run one job; never raises but ``CancelledError``.
+
+        ``targets`` are the places that parts of its value go to.
+        """
+        loop = asyncio.get_running_loop()
+
+        def give_back() -> None:
+            loop.call_soon_threadsafe(job.release)
+
+        async def body() -> Outcome:
+            return await self._run(job, context, targets, give_back)
+
+        try:
+            async with asyncio.timeout(self._seconds_left(context)):
+                if self.spec.isolation is Isolation.LOOP:
+                    return await body()
+                return await self.threads.run_stage(body)
+        except TimeoutError:
+            return Outcome(error=self._late(context))
+        except asyncio.CancelledError:
+            if context.stopped is None:
+                raise
+            return Outcome(error=context.stopped)
+        except _DIRTY as error:
+            return Outcome(error=self._failed(context, error), is_dirty=True)
+        finally:
+            job.release()
+
+    def _seconds_left(self, context: RunningStage) -> float | None:
+        bounds = [] if self.spec.timeout_seconds is None else [self.spec.timeout_seconds]
+        if context.deadline is not None:
+            bounds.append(max(0.0, context.deadline))
+        return min(bounds, default=None)
+
+    def _late(self, context: RunningStage) -> OnePieceError:
+        if context.deadline is not None and context.deadline <= 0:
+            return DeadlineExceeded(
+                f"request {context.uid} passed its deadline in {context.stage}",
+                uid=context.uid,
+                stage=context.stage,
+            )
+        return StageFailed(
+            f"{context.stage} of request {context.uid} took longer than its timeout of "
+            f"{self.spec.timeout_seconds} s on {context.node}",
+            uid=context.uid,
+            stage=context.stage,
+            node=context.node,
+        )
+
+    async def _run(
+        self,
+        job: Job,
+        context: RunningStage,
+        targets: Mapping[str, Target],
+        give_back: Callable[[], None],
+    ) -> Outcome:
+        try:
+            arguments = self._arguments(job)
+        except (CodecError, MemoryError) as error:
+            return Outcome(error=self._failed(context, error))
+        finally:
+            give_back()
+        started = time.monotonic()
+        context.started_at = started
+        try:
+            value = await self.stage.function(context, **arguments)
+        except asyncio.CancelledError:
+            raise
+        except (Rejected, RequestFailed) as error:
+            return Outcome(error=error)  # the stage names the cause itself: bad input, a cancelled request
+        except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
+            return Outcome(error=self._failed(context, error), is_dirty=isinstance(error, _DIRTY))
+        del arguments
+        problem = check_value(self.spec.returns, value)
+        if problem is not None:
+            return Outcome(error=self._wrong_type(context, problem))
+        try:
+            packed = {name: target.pack(value) for name, target in targets.items()}
+        except CodecError as error:
+            return Outcome(error=self._failed(context, error))
+        return Outcome(computed=Computed(packed, time.monotonic() - started))
+
+    def _arguments(self, job: Job) -> dict[str, Any]:
+        types = {parameter.name: parameter.type for parameter in self.spec.parameters}
+        arguments = dict(job.constants)
+        for held in job.held.values():
+            for name, value in held.values.items():
+                if name not in types:
+                    raise CodecError(f"{self.spec.signature} has no parameter {name!r}")
+                arguments[name] = materialise(value, types[name], torch_name(self.threads.name))
+        return arguments
+
+    def _failed(self, context: RunningStage, error: BaseException) -> OnePieceError:
+        trace = "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:]
+        return StageFailed(
+            f"{context.stage} of request {context.uid} failed on {context.node}: "
+            f"{type(error).__name__}: {error}",
+            uid=context.uid,
+            stage=context.stage,
+            node=context.node,
+            cause=type(error).__name__,
+            traceback=trace,
+        )
+
+    def _wrong_type(self, context: RunningStage, problem: str) -> OnePieceError:
+        return StageFailed(
+            f"{context.stage} of request {context.uid}: {problem}",
+            uid=context.uid,
+            stage=context.stage,
+            node=context.node,
+            cause="WrongType",
+        )

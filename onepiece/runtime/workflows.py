@@ -1,0 +1,59 @@
+"""Workflows by import: ``module:attribute`` to the object, and the check that all nodes mean the same.
+
+A route table names workflows by where they are defined; every node imports them itself, since stage
+code never travels. Two nodes that hold different versions of a file would exchange values that do not
+fit, which elsewhere showed up as a hang or a wrong picture. So the digests are compared, and both
+schemas stand in the error.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+from onepiece.errors import ConfigError, OnePieceError, SchemaMismatch
+from onepiece.workflow import Workflow, load_workflow
+
+
+def import_workflow(reference: str) -> Workflow[Any, Any]:
+    """Import ``module:attribute``; raises ``OnePieceError`` saying what is wrong with it.
+
+    The current directory is searched too, as ``python -m`` would do. Modules may take seconds to
+    import: call it off the event loop.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return load_workflow(reference)
+    except OnePieceError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"importing the module of {reference!r} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+class WorkflowImports:
+    """The workflows this node has imported, by reference; each is imported once."""
+
+    def __init__(self) -> None:
+        self._imported: dict[str, Workflow[Any, Any]] = {}
+        self._lock = asyncio.Lock()
+
+    async def get(self, reference: str, digest: str | None = None) -> Workflow[Any, Any]:
+        """Import off the event loop; raises ``ConfigError``, ``DefinitionError`` or ``SchemaMismatch``."""
+        async with self._lock:  # two imports at once gain nothing and confuse some libraries
+            found = self._imported.get(reference)
+            if found is None:
+                loop = asyncio.get_running_loop()
+                found = await loop.run_in_executor(None, import_workflow, reference)
+                self._imported[reference] = found
+        if digest is not None and found.graph.digest != digest:
+            raise SchemaMismatch(
+                f"{reference} is not the same here as at the manager (digest {found.graph.digest} here, "
+                f"{digest} there); install the same version on every node. Here it is:\n"
+                f"{found.graph.schema_text}",
+                workflow=reference,
+            )
+        return found

@@ -1,0 +1,211 @@
+"""The table of a proxy's requests: one final state each, whatever order things are reported in."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onepiece.core.request import (
+    FINISHED,
+    PENDING,
+    QUEUED,
+    RUNNING,
+    Accepted,
+    CancelAsked,
+    Event,
+    InputsSent,
+    NodesDied,
+    Publish,
+    RequestBroke,
+    RequestTable,
+    ResultArrived,
+    Settled,
+    StageReported,
+    StopStages,
+    Tick,
+)
+from onepiece.errors import OnePieceError, StageFailed, UnknownRequest
+from onepiece.requests import EventKind, RequestState
+
+UID = "request-1"
+
+
+def table(records_max: int = 100) -> RequestTable:
+    """An empty table with small bounds."""
+    return RequestTable(records_max=records_max, events_max=20, keep_seconds=100.0)
+
+
+def accepted(uid: str = UID, deadline_at: float = 60.0, key: str | None = None) -> Accepted:
+    """A request of two stages was accepted."""
+    return Accepted(uid, "clip", ("encode", "decode"), deadline_at, key)
+
+
+def reported(kind: EventKind, stage: str = "encode", node: str = "n1", **heading: str) -> StageReported:
+    """A stage of it said something."""
+    return StageReported(UID, kind, stage, node, 1.0, {}, heading)
+
+
+def test_request_runs_to_its_result() -> None:
+    """A request that all stages report ends FINISHED, with every event in order and its place free."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    assert requests.status(UID).state is RequestState.ACCEPTED
+    requests.handle(InputsSent(UID, {"encode": "n1"}), 0.1)
+    for stage in ("encode", "decode"):
+        for kind in (EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED):
+            requests.handle(reported(kind, stage), 0.5)
+    assert requests.status(UID).state is RequestState.RUNNING
+    effects = requests.handle(ResultArrived(UID, 10, "video/mp4"), 2.0)
+    assert Settled(UID, "clip", RequestState.FINISHED) in effects
+    status = requests.status(UID)
+    assert (status.state, status.result_bytes, status.finished_at) == (RequestState.FINISHED, 10, 2.0)
+    assert set(status.stages.values()) == {FINISHED}
+    kinds = [event.kind for event in requests.events(UID, -1)]
+    assert (kinds[0], kinds[-1]) == (EventKind.ACCEPTED, EventKind.FINISHED)
+    requests.check_invariants()
+
+
+def test_first_end_wins() -> None:
+    """What arrives after a request has ended changes nothing and tells nobody."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    requests.handle(CancelAsked(UID), 1.0)
+    for late in (ResultArrived(UID, 1, "x"), CancelAsked(UID), NodesDied(frozenset({"n1"})), Tick()):
+        assert requests.handle(late, 99.0) == []
+    assert requests.status(UID).state is RequestState.CANCELLED
+
+
+def test_ended_request_is_told_to_stop() -> None:
+    """A failure, a cancellation and a missed deadline each tell the nodes to drop the request's work."""
+    ends: list[tuple[Event, float]] = [
+        (RequestBroke(UID, "encode", "n1", StageFailed("it broke").to_wire()), 1.0),
+        (CancelAsked(UID), 1.0),
+        (Tick(), 60.0),
+    ]
+    for event, now in ends:
+        requests = table()
+        requests.handle(accepted(), 0.0)
+        assert any(isinstance(effect, StopStages) for effect in requests.handle(event, now))
+
+
+def test_late_report_does_not_turn_a_stage_back() -> None:
+    """Reports that overtake each other never make a finished stage look unfinished."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    requests.handle(reported(EventKind.STAGE_FINISHED), 1.0)
+    requests.handle(reported(EventKind.STAGE_STARTED), 1.1)
+    assert requests.status(UID).stages["encode"] == FINISHED
+
+
+@pytest.mark.parametrize(
+    ("events", "fails"),
+    [
+        pytest.param([InputsSent(UID, {"encode": "n1"})], True, id="inputs on their way"),
+        pytest.param([reported(EventKind.QUEUED)], True, id="queued"),
+        pytest.param([reported(EventKind.STAGE_STARTED)], True, id="running"),
+        pytest.param([reported(EventKind.STAGE_FINISHED, decode="n2")], False, id="finished, went elsewhere"),
+        pytest.param([reported(EventKind.STAGE_FINISHED, decode="n1")], True, id="output on its way there"),
+        pytest.param([reported(EventKind.QUEUED, node="n2")], False, id="on another node"),
+    ],
+)
+def test_node_death_ends_just_what_it_held(events: list[Event], fails: bool) -> None:
+    """A dead node ends the requests that had unfinished work at it or on the way to it, no others."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    for event in events:
+        requests.handle(event, 0.5)
+    requests.handle(NodesDied(frozenset({"n1"})), 1.0)
+    status = requests.status(UID)
+    assert (status.state is RequestState.FAILED) == fails
+    if fails:
+        assert status.error is not None
+        assert status.error["error"] == "NodeLost"
+
+
+def test_deadline_names_the_open_stage() -> None:
+    """A missed deadline ends the request in a DeadlineExceeded that says where it was."""
+    requests = table()
+    requests.handle(accepted(deadline_at=5.0), 0.0)
+    requests.handle(reported(EventKind.STAGE_STARTED), 1.0)
+    assert requests.next_deadline() == 5.0
+    assert requests.handle(Tick(), 4.9) == []
+    requests.handle(Tick(), 5.0)
+    error = requests.status(UID).error
+    assert error is not None
+    assert error["error"] == "DeadlineExceeded"
+    assert "encode" in error["message"]
+
+
+def test_key_finds_the_request_while_it_is_known() -> None:
+    """An idempotency key leads to its request, and is forgotten together with it."""
+    requests = table(records_max=1)
+    requests.handle(accepted("a", key="order-17"), 0.0)
+    assert requests.uid_of_key("order-17") == "a"
+    requests.handle(CancelAsked("a"), 1.0)
+    requests.handle(accepted("b"), 2.0)
+    requests.handle(CancelAsked("b"), 3.0)
+    assert requests.uid_of_key("order-17") is None
+    with pytest.raises(UnknownRequest):
+        requests.status("a")
+    requests.check_invariants()
+
+
+def test_progress_is_what_is_dropped_when_events_are_many() -> None:
+    """A request that reports progress for ever keeps a bounded list with every other event in it."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    requests.handle(reported(EventKind.STAGE_STARTED), 0.1)
+    for _ in range(500):
+        requests.handle(reported(EventKind.PROGRESS), 0.2)
+    kinds = [event.kind for event in requests.events(UID, -1)]
+    assert len(kinds) <= 21
+    assert kinds[:2] == [EventKind.ACCEPTED, EventKind.STAGE_STARTED]
+
+
+def test_newest_requests_come_first() -> None:
+    """The list shows the newest first, filtered by state, as many as asked for."""
+    requests = table()
+    for number in range(5):
+        requests.handle(accepted(f"r{number}"), float(number))
+    requests.handle(CancelAsked("r3"), 9.0)
+    assert [status.uid for status in requests.statuses(limit=3, state=None)] == ["r4", "r3", "r2"]
+    assert [status.uid for status in requests.statuses(limit=9, state="cancelled")] == ["r3"]
+
+
+UIDS = st.sampled_from(["a", "b", "c"])
+NODES = st.sampled_from(["n1", "n2"])
+STAGES = st.sampled_from(["encode", "decode", "unknown"])
+EVENTS = st.one_of(
+    st.builds(
+        StageReported, UIDS, st.sampled_from(EventKind), STAGES, NODES, st.just(0.0), st.just({}), st.just({})
+    ),
+    st.builds(ResultArrived, UIDS, st.just(1), st.just("x")),
+    st.builds(RequestBroke, UIDS, STAGES, NODES, st.just(OnePieceError("x").to_wire())),
+    st.builds(CancelAsked, UIDS),
+    st.builds(NodesDied, st.frozensets(NODES)),
+    st.builds(Tick),
+)
+
+
+@given(st.lists(EVENTS, max_size=60))
+def test_any_order_of_events_ends_each_request_once(events: list[Event]) -> None:
+    """Whatever comes in whatever order: one final event a request, states that only go forward."""
+    requests = table()
+    for uid in ("a", "b", "c"):
+        requests.handle(Accepted(uid, "clip", ("encode", "decode"), 50.0), 0.0)
+    order = {PENDING: 0, QUEUED: 1, RUNNING: 2, FINISHED: 3}
+    finals: dict[str, int] = {}
+    settled: dict[str, int] = {}
+    for now, event in enumerate(events):
+        before = {uid: requests.status(uid).stages for uid in "abc"}
+        for effect in requests.handle(event, float(now)):
+            if isinstance(effect, Settled):
+                settled[effect.uid] = settled.get(effect.uid, 0) + 1
+            if isinstance(effect, Publish) and effect.event.kind.value in {"finished", "failed", "cancelled"}:
+                finals[effect.event.uid] = finals.get(effect.event.uid, 0) + 1
+        requests.check_invariants()
+        for uid in "abc":
+            after = requests.status(uid).stages
+            assert all(order[after[stage]] >= order[before[uid][stage]] for stage in after)
+    requests.handle(Tick(), 1000.0)
+    assert all(count == 1 for count in finals.values())
+    assert settled == finals
