@@ -16,7 +16,7 @@
       SessionFenced         the consumer gave up on this session: open a new one, send again
       RingFull              wait, or refuse work upstream
       MessageTooLarge       make it smaller, or give the inbox a larger ring
-      ProtocolError         the peer sent bytes that follow no rule: the connection is closed
+      ProtocolError         a peer sent bytes that follow no rule: the connection is closed
       OperationTimeout      the peer neither answered nor closed within the bound
 """
 
@@ -72,7 +72,7 @@ class ChannelClosed(TransportError):
 
 
 class PeerLost(TransportError):
-    """The peer's process or the path to it is gone."""
+    """The peer's process or the path to it is gone, perhaps in the middle of a frame."""
 
     retryable = True
 
@@ -94,7 +94,7 @@ class MessageTooLarge(TransportError):
 
 
 class ProtocolError(TransportError):
-    """The peer broke the wire format (a hostile length, an unknown frame, half a frame)."""
+    """One side broke the wire format (a hostile length or offset, an unknown frame)."""
 
 
 class OperationTimeout(TransportError):

@@ -1,6 +1,6 @@
 """From the scheme of an address to the transport that implements it.
 
-Built in is ``local``. Anyone's package adds others with an entry point::
+Built in are ``local`` and ``tcp``. Anyone's package adds others with an entry point::
 
     [project.entry-points."onepiece.transports"]
     carrier = "pigeon:CarrierTransport"       # a Transport class or a function returning one
@@ -15,11 +15,13 @@ from transports.address import Address
 from transports.errors import UnknownScheme
 from transports.local import LocalTransport
 from transports.memory import Transport
+from transports.tcp import TcpTransport
 
 ENTRY_POINT_GROUP: Final = "onepiece.transports"
 
 _BUILT_IN: Final[dict[str, Callable[[], Transport]]] = {
     LocalTransport.scheme: LocalTransport,
+    TcpTransport.scheme: TcpTransport,
 }
 
 

@@ -11,8 +11,7 @@ class Ending:
 
     _reason: TransportError | None = None
 
-    @property
-    def reached(self) -> bool:
+    def over(self) -> bool:
         """The session is over."""
         return self._reason is not None
 

@@ -1,0 +1,393 @@
+"""The frames of the tcp transport: their bytes, both ways, without any I/O.
+
+One header for all, then a body::
+
+     0  u8   kind
+     1  u8   flags      NOTIFY: wake the owner; SECRET: this side has a cluster secret
+     2  u16  writes     of a guarded chain
+     4  u32  tag        answers carry the tag of their question
+     8  u64  body       bytes that follow the header
+    16  u64  a          }
+    24  u64  b          }  see the table
+    32  u64  c          }
+
+=========  ======  ================  ============  =========  ======================================
+frame      from    a                 b             c          body
+=========  ======  ================  ============  =========  ======================================
+HELLO      prod.   magic             wire version             32 B nonce, u16 length + region, hello
+CHALLENGE  owner                                              32 B nonce
+PROOF      prod.                                              32 B proof
+WELCOME    owner   session           region bytes  guarded    32 B proof, welcome
+REFUSED    owner   reason's code                              reason (UTF-8)
+WRITE      prod.   offset                                     the bytes, received into the region
+READ       prod.   offset            length
+SWAP       prod.   offset            expected      desired
+ADD        prod.   offset            addend
+GUARDED    prod.   offset            expected      desired    writes x (u64 offset, u64 length), bytes
+FLUSH      prod.
+LISTEN     prod.   nudges seen
+WORD       owner   the word found    nudges
+DATA       owner                     nudges                   the bytes
+NUDGE      owner                     nudges
+ENDED      owner   reason's code                              reason (UTF-8)
+BEAT       both
+=========  ======  ================  ============  =========  ======================================
+
+Operations of one connection are carried out in the order of their frames. Every length is checked
+against the bound of its kind before anything is stored; what a bound does not allow, and what is
+not in the table of the state the connection is in, is a ``ProtocolError``.
+
+``FrameReader`` takes bytes in pieces of any size. It says where the next ones belong: into a small
+scratch buffer, or, for a body that has a place of its own (WRITE, DATA), straight into that place.
+"""
+
+import enum
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from transports.errors import (
+    AuthenticationFailed,
+    HandshakeRefused,
+    LayoutMismatch,
+    PeerLost,
+    ProtocolError,
+    SessionFenced,
+    TransportError,
+    UnknownRegion,
+)
+from transports.operations import Bytes, Chain, Guarded, Write
+
+WIRE_VERSION: Final = 1
+MAGIC: Final = int.from_bytes(b"1PC-TCP\n", "little")
+
+NONCE_BYTES: Final = 32
+PROOF_BYTES: Final = 32
+NAME_BYTES_MAX: Final = 512
+HELLO_BYTES_MAX: Final = 2048
+"""The layer above's hello or welcome."""
+REASON_BYTES_MAX: Final = 2048
+READ_BYTES_MAX: Final = 1 << 20
+GUARDED_BYTES_MAX: Final = 16 << 10
+"""Largest chain behind a swap: a small message is one frame and its answer."""
+CHAIN_WRITES_MAX: Final = 16
+
+NOTIFY: Final = 1
+SECRET: Final = 2
+
+_HEADER: Final = struct.Struct("<BBHIQQQQ")
+_PLACE: Final = struct.Struct("<QQ")
+_NAME: Final = struct.Struct("<H")
+HEADER_BYTES: Final = _HEADER.size
+
+_SCRATCH_BYTES: Final = 64 << 10
+_NOTHING: Final = memoryview(b"")
+
+
+class Kind(enum.IntEnum):
+    """What a frame says."""
+
+    HELLO = 1
+    CHALLENGE = 2
+    PROOF = 3
+    WELCOME = 4
+    REFUSED = 5
+    WRITE = 16
+    READ = 17
+    SWAP = 18
+    ADD = 19
+    GUARDED = 20
+    FLUSH = 21
+    LISTEN = 22
+    WORD = 32
+    DATA = 33
+    NUDGE = 34
+    ENDED = 35
+    BEAT = 48
+
+
+class Header(NamedTuple):
+    """The fixed part of a frame."""
+
+    kind: int
+    flags: int
+    writes: int
+    tag: int
+    body: int
+    a: int
+    b: int
+    c: int
+
+
+Bounds = Mapping[int, int]
+"""For each kind of frame that may come now, the largest body it may have."""
+
+_CHAIN_BODY_MAX: Final = GUARDED_BYTES_MAX + CHAIN_WRITES_MAX * _PLACE.size
+_PLACED_BODY_MAX: Final = 1 << 40  # the place has the real bound
+
+OWNER_EXPECTS_HELLO: Final[Bounds] = {Kind.HELLO: NONCE_BYTES + 2 + NAME_BYTES_MAX + HELLO_BYTES_MAX}
+OWNER_EXPECTS_PROOF: Final[Bounds] = {Kind.PROOF: PROOF_BYTES}
+OWNER_EXPECTS_NOTHING: Final[Bounds] = {}
+OWNER_EXPECTS_OPERATIONS: Final[Bounds] = {
+    Kind.WRITE: _PLACED_BODY_MAX,
+    Kind.READ: 0,
+    Kind.SWAP: 0,
+    Kind.ADD: 0,
+    Kind.GUARDED: _CHAIN_BODY_MAX,
+    Kind.FLUSH: 0,
+    Kind.LISTEN: 0,
+    Kind.BEAT: 0,
+}
+PRODUCER_EXPECTS_CHALLENGE: Final[Bounds] = {
+    Kind.CHALLENGE: NONCE_BYTES,
+    Kind.REFUSED: REASON_BYTES_MAX,
+}
+PRODUCER_EXPECTS_WELCOME: Final[Bounds] = {
+    Kind.WELCOME: PROOF_BYTES + HELLO_BYTES_MAX,
+    Kind.REFUSED: REASON_BYTES_MAX,
+}
+PRODUCER_EXPECTS_ANSWERS: Final[Bounds] = {
+    Kind.WORD: 0,
+    Kind.DATA: READ_BYTES_MAX,
+    Kind.NUDGE: 0,
+    Kind.ENDED: REASON_BYTES_MAX,
+    Kind.BEAT: 0,
+}
+
+
+class FrameReader:
+    """Cuts a stream into frames; ``bounds`` may be changed between two frames.
+
+    Args:
+        bounds: What may come.
+        place: Where the body of a WRITE or DATA frame belongs; exactly as long as the body. Raises
+            ``ProtocolError`` if it belongs nowhere.
+    """
+
+    def __init__(self, bounds: Bounds, place: Callable[[Header], memoryview]) -> None:
+        self.bounds = bounds
+        self._place = place
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._filled = 0
+        self._placed: Header | None = None
+        self._rest = _NOTHING
+
+    @property
+    def in_frame(self) -> bool:
+        """Part of a frame was received, and part of it not."""
+        return self._placed is not None or self._filled > 0
+
+    def next_buffer(self) -> memoryview:
+        """Where the next bytes belong; never empty."""
+        return self._rest if self._placed is not None else self._scratch[self._filled :]
+
+    def received(self, count: int) -> Iterator[tuple[Header, memoryview]]:
+        """Take note of ``count`` bytes put into ``next_buffer``; the frames completed by them.
+
+        Bodies without a place of their own are views of the scratch buffer, valid until the next step
+        of the iteration. All of it must be iterated before the next bytes are received.
+
+        Raises:
+            ProtocolError: The bytes follow no rule; nothing more can be read from this stream.
+        """
+        if self._placed is not None:
+            self._rest = self._rest[count:]
+            if not len(self._rest):
+                header, self._placed = self._placed, None
+                yield header, _NOTHING
+            return
+        self._filled += count
+        start = 0
+        while self._filled - start >= HEADER_BYTES:
+            header = self._header(start)
+            after = start + HEADER_BYTES
+            if header.kind in _PLACED:
+                taken = min(header.body, self._filled - after)
+                place = self._place(header)
+                assert len(place) == header.body
+                place[:taken] = self._scratch[after : after + taken]
+                start = after + taken
+                if taken < header.body:
+                    self._placed, self._rest = header, place[taken:]
+                    break
+                yield header, _NOTHING
+            elif self._filled - after >= header.body:
+                start = after + header.body
+                yield header, self._scratch[after:start]
+            else:
+                break
+        remaining = self._filled - start
+        if start and remaining:
+            self._scratch[:remaining] = self._scratch[start : self._filled]
+        self._filled = remaining
+
+    def _header(self, start: int) -> Header:
+        header = Header._make(_HEADER.unpack_from(self._scratch, start))
+        bound = self.bounds.get(header.kind)
+        if bound is None:
+            raise ProtocolError(f"a frame of kind {_name(header.kind)} has no business here")
+        if header.body > bound:
+            raise ProtocolError(
+                f"a {_name(header.kind)} frame of {header.body} bytes; at most {bound} are allowed"
+            )
+        return header
+
+
+_PLACED: Final = frozenset({int(Kind.WRITE), int(Kind.DATA)})
+
+
+_NAMES: Final = {int(kind): kind.name for kind in Kind}
+
+
+def _name(kind: int) -> str:
+    return _NAMES.get(kind, f"{kind:#x}")
+
+
+def frame(
+    kind: Kind,
+    *,
+    flags: int = 0,
+    writes: int = 0,
+    tag: int = 0,
+    body: int = 0,
+    a: int = 0,
+    b: int = 0,
+    c: int = 0,
+) -> bytes:
+    """The header of a frame whose ``body`` bytes are sent behind it."""
+    return _HEADER.pack(kind, flags, writes, tag, body, a, b, c)
+
+
+def chain_frames(chain: Chain) -> list[Bytes]:
+    """One WRITE for each write, as buffers to be sent one after the other; the last one notifies."""
+    buffers: list[Bytes] = []
+    writes = chain.writes or (Write(0, ()),)
+    last = writes[-1]
+    for write in writes:
+        flags = NOTIFY if chain.notify and write is last else 0
+        buffers.append(frame(Kind.WRITE, flags=flags, body=write.length, a=write.offset))
+        buffers.extend(write.buffers)
+    return buffers
+
+
+def guarded_frame(tag: int, guarded: Guarded) -> list[Bytes]:
+    """A swap and the chain behind it, as buffers to be sent one after the other."""
+    swap, chain = guarded.swap, guarded.chain
+    places = b"".join([_PLACE.pack(write.offset, write.length) for write in chain.writes])
+    header = frame(
+        Kind.GUARDED,
+        flags=NOTIFY if chain.notify else 0,
+        writes=len(chain.writes),
+        tag=tag,
+        body=len(places) + sum([write.length for write in chain.writes]),
+        a=swap.offset,
+        b=swap.expected,
+        c=swap.desired,
+    )
+    return [header + places, *(buffer for write in chain.writes for buffer in write.buffers)]
+
+
+def parse_chain(count: int, body: memoryview) -> list[tuple[int, memoryview]]:
+    """The writes of a guarded frame: offsets and bytes; raises ``ProtocolError``."""
+    at = count * _PLACE.size
+    if count > CHAIN_WRITES_MAX or at > len(body):
+        raise ProtocolError(f"a guarded frame of {len(body)} bytes cannot hold {count} writes")
+    writes = []
+    for index in range(count):
+        offset, length = _PLACE.unpack_from(body, index * _PLACE.size)
+        if length > len(body) - at:
+            raise ProtocolError(f"a guarded write of {length} bytes, of which {len(body) - at} came")
+        writes.append((offset, body[at : at + length]))
+        at += length
+    if at != len(body):
+        raise ProtocolError(f"a guarded frame has {len(body) - at} bytes that belong to no write")
+    return writes
+
+
+class Introduction(NamedTuple):
+    """The body of a HELLO."""
+
+    nonce: bytes
+    region: str
+    hello: bytes
+
+
+def hello_frame(introduction: Introduction, *, has_secret: bool) -> bytes:
+    """A HELLO, whole; raises ``ValueError`` if a part is too long for it."""
+    name = introduction.region.encode()
+    if len(name) > NAME_BYTES_MAX or len(introduction.hello) > HELLO_BYTES_MAX:
+        raise ValueError(
+            f"a region's name has at most {NAME_BYTES_MAX} bytes and a hello {HELLO_BYTES_MAX}, not"
+            f" {len(name)} and {len(introduction.hello)}"
+        )
+    assert len(introduction.nonce) == NONCE_BYTES
+    body = introduction.nonce + _NAME.pack(len(name)) + name + introduction.hello
+    flags = SECRET if has_secret else 0
+    return frame(Kind.HELLO, flags=flags, body=len(body), a=MAGIC, b=WIRE_VERSION) + body
+
+
+def parse_hello(header: Header, body: memoryview) -> Introduction:
+    """Read a HELLO; raises ``ProtocolError`` or ``LayoutMismatch``."""
+    if header.a != MAGIC:
+        raise ProtocolError("the peer does not speak this protocol")
+    if header.b != WIRE_VERSION:
+        raise LayoutMismatch(
+            f"the producer speaks wire version {header.b}, the owner {WIRE_VERSION}; run the same release"
+        )
+    if len(body) < NONCE_BYTES + _NAME.size:
+        raise ProtocolError(f"a HELLO of {len(body)} bytes is too short")
+    (length,) = _NAME.unpack_from(body, NONCE_BYTES)
+    after = NONCE_BYTES + _NAME.size
+    if length > len(body) - after:
+        raise ProtocolError(f"a region's name of {length} bytes, of which {len(body) - after} came")
+    try:
+        region = str(body[after : after + length], "utf-8")
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"the region's name is no UTF-8: {error}") from error
+    return Introduction(bytes(body[:NONCE_BYTES]), region, bytes(body[after + length :]))
+
+
+class Proofs:
+    """What each side computes from the secret and both nonces; the secret itself is never sent.
+
+    The two labels keep a proof from being sent back to whoever made it. The introduction is covered, so
+    that it cannot be exchanged on the way.
+    """
+
+    def __init__(self, secret: bytes | None, introduction: Introduction, owner_nonce: bytes) -> None:
+        said = hashlib.sha256(introduction.region.encode() + b"\0" + introduction.hello).digest()
+        talk = introduction.nonce + owner_nonce + said
+        key = secret or b""
+        self.producer: Final = hmac.digest(key, b"onepiece producer" + talk, "sha256")
+        self.owner: Final = hmac.digest(key, b"onepiece owner" + talk, "sha256")
+
+
+_REASONS: Final[Mapping[int, type[TransportError]]] = {
+    1: HandshakeRefused,
+    2: AuthenticationFailed,
+    3: LayoutMismatch,
+    4: UnknownRegion,
+    16: PeerLost,
+    17: SessionFenced,
+    18: ProtocolError,
+}
+_CODES: Final = {kind: code for code, kind in _REASONS.items()}
+
+
+def reason_frame(kind: Kind, error: TransportError) -> bytes:
+    """A REFUSED or ENDED frame, whole."""
+    default = HandshakeRefused if kind is Kind.REFUSED else PeerLost
+    code = _CODES.get(type(error), _CODES[default])
+    text = str(error).encode()[:REASON_BYTES_MAX]
+    return frame(kind, body=len(text), a=code) + text
+
+
+def parse_reason(header: Header, body: memoryview) -> TransportError:
+    """The error that a REFUSED or ENDED frame tells."""
+    default = HandshakeRefused if header.kind == Kind.REFUSED else PeerLost
+    error = _REASONS.get(header.a, default)
+    if issubclass(error, HandshakeRefused) is not (header.kind == Kind.REFUSED):
+        error = default
+    return error(str(body, "utf-8", "replace"))
