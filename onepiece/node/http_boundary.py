@@ -1,0 +1,152 @@
+"""The outermost layer of a proxy's HTTP side: every error becomes one JSON object, none leaks code.
+
+A rejected request may have a body that nobody read. Up to ``discard_bytes_max`` the server reads it
+away behind the answer, so that a client which writes before it reads gets to see the answer; beyond
+that, or if its length is not known, or if the client waits for ``100 Continue``, the connection ends.
+"""
+
+import math
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import anyio
+from attrs import define, field
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from onepiece.client.api import to_plain
+from onepiece.errors import OnePieceError, Overloaded
+from onepiece.log import get_logger
+from onepiece.node.http_options import ProxyOptions
+
+T = TypeVar("T")
+RETRY_STATUSES: Final = frozenset({429, 503})
+RETRY_AFTER_SECONDS: Final = 1.0
+"""Where the error does not say when to come again."""
+
+_log = get_logger(part="proxy")
+
+
+@define
+class _Exchange:
+    """One request and what has been seen of it."""
+
+    receive: Receive
+    send: Send
+    body_read: bool = False
+    response_started: bool = False
+
+    async def receiving(self) -> Any:
+        """Receive, and note the body's end."""
+        message = await self.receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self.body_read = True
+        return message
+
+    async def sending(self, message: Any) -> None:
+        """Send, and note the response's start."""
+        self.response_started = True
+        await self.send(message)
+
+
+@define
+class ErrorBoundary:
+    """An ASGI application around another one: bounds how many requests are handled, answers errors."""
+
+    application: ASGIApp
+    options: ProxyOptions
+    _in_progress: int = field(default=0, init=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request; what it raises becomes its answer."""
+        assert scope["type"] == "http", f"only http is served, not {scope['type']}"
+        exchange = _Exchange(receive, send, body_read=scope["method"] in {"GET", "HEAD", "DELETE"})
+        self._in_progress += 1
+        try:
+            self._check_room()
+            await self.application(scope, exchange.receiving, exchange.sending)
+        except ClientDisconnect:
+            return  # nobody is there to be told
+        except OnePieceError as error:
+            await self._answer(exchange, scope, error.http_status, error.to_wire(), error)
+        except HTTPException as error:
+            await self._answer(
+                exchange, scope, error.status_code, _wire_of(error, scope), error, error.headers
+            )
+        except Exception as error:  # noqa: BLE001 - our own bug: logged here, told without its insides
+            number = secrets.token_hex(4)
+            _log.error(
+                "http_request_failed",
+                method=scope["method"],
+                path=scope["path"],
+                number=number,
+                exc_info=error,
+            )
+            message = f"the proxy failed on this request; its log has the cause under number={number}"
+            await self._answer(exchange, scope, 500, OnePieceError(message, number=number).to_wire(), error)
+        finally:
+            self._in_progress -= 1
+
+    def _check_room(self) -> None:
+        if self._in_progress > self.options.requests_max:
+            raise Overloaded(
+                f"the proxy handles {self.options.requests_max} HTTP requests already: try again later",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+
+    async def _answer(
+        self,
+        exchange: _Exchange,
+        scope: Scope,
+        status: int,
+        wire: Mapping[str, Any],
+        error: Exception,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        if exchange.response_started:
+            # The client has a status already. Breaking off is what shows it that the body is not whole.
+            _log.warning("http_response_broken_off", path=scope["path"], exc_info=error)
+            raise error
+        headers = dict(headers or {})
+        if status in RETRY_STATUSES:
+            seconds = wire["fields"].get("retry_after_seconds", RETRY_AFTER_SECONDS)
+            headers["Retry-After"] = str(max(1, math.ceil(seconds)))
+        if not exchange.body_read and not self._is_discarded(scope):
+            headers["Connection"] = "close"
+        response = JSONResponse(to_plain(wire), status, headers)
+        await response(scope, exchange.receive, exchange.sending)
+
+    def _is_discarded(self, scope: Scope) -> bool:
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        length = headers.get(b"content-length", b"")
+        if headers.get(b"expect") or not length.isdigit():
+            return False
+        return int(length) <= self.options.discard_bytes_max
+
+
+@asynccontextmanager
+async def closing(iterator: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Close an iterator of the node's when the block ends, if it can be closed."""
+    try:
+        yield iterator
+    finally:
+        close = getattr(iterator, "aclose", None)
+        if close is not None:
+            with anyio.CancelScope(shield=True):
+                await close()
+
+
+async def wait_gone(receive: Receive) -> None:
+    """Return when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _wire_of(error: HTTPException, scope: Scope) -> dict[str, Any]:
+    """The router's own refusals, in the form of ours."""
+    message = f"{scope['method']} {scope['path'][:200]}: {error.detail}"
+    return OnePieceError(message, path=scope["path"][:200]).to_wire()

@@ -1,0 +1,154 @@
+"""Uvicorn around an ASGI application, as a resource: bound when entered, gone when left."""
+
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import anyio
+import uvicorn
+from attrs import frozen
+from starlette.types import ASGIApp
+
+from onepiece.errors import ConfigError
+
+BACKLOG = 1024
+CONNECTIONS_MAX = 8192
+HEADER_BYTES_MAX = 64 << 10
+IDLE_SECONDS = 30
+
+
+@frozen
+class HttpServer:
+    """A server that is listening."""
+
+    host: str
+    port: int
+    """The bound port, also where port 0 was asked for."""
+    scheme: str
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's server without its signal handlers (the node has its own), and with a sign that it is up."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = anyio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        self.up.set()
+
+
+@asynccontextmanager
+async def serve(
+    application: ASGIApp,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    shutdown_seconds: int = 5,
+    tls_certificate: str | None = None,
+    tls_key: str | None = None,
+) -> AsyncIterator[HttpServer]:
+    """Serve an application while the block lasts.
+
+    Leaving the block stops listening at once, tells the application (its ``stopping`` event, if it
+    has one) and gives requests in progress ``shutdown_seconds`` to end, then cancels them.
+
+    Args:
+        application: What answers.
+        host: The address to bind.
+        port: The port; 0 takes a free one.
+        shutdown_seconds: The bound on leaving.
+        tls_certificate: A PEM file; with it the server speaks TLS only.
+        tls_key: The certificate's key.
+
+    Raises:
+        ConfigError: The address is in use or none of ours, or the certificate is unusable.
+
+    Cancelled: as leaving; the bound holds.
+    """
+    listening = _bind(host, port)
+    try:
+        server = _Server(_config(application, shutdown_seconds, tls_certificate, tls_key))
+        bound: tuple[Any, ...] = listening.getsockname()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_run, server, listening)
+            try:
+                await server.up.wait()
+                yield HttpServer(bound[0], bound[1], "https" if tls_certificate else "http")
+            finally:
+                stopping = getattr(application, "stopping", None)
+                if stopping is not None:
+                    stopping.set()
+                server.should_exit = True
+    finally:
+        listening.close()
+
+
+async def _run(server: _Server, listening: socket.socket) -> None:
+    # A cancelled uvicorn leaves its connections behind; asked to exit it ends by itself, within its bound.
+    with anyio.CancelScope(shield=True):
+        await server.serve(sockets=[listening])
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise ConfigError(
+            f"the proxy cannot listen on {host!r} port {port!r}: {error}; give another address, or port 0 "
+            "for a free port",
+            host=host,
+            port=port,
+        ) from error
+    return listening
+
+
+def _config(
+    application: ASGIApp, shutdown_seconds: int, tls_certificate: str | None, tls_key: str | None
+) -> uvicorn.Config:
+    # Uvicorn speaks through the standard library's logging; its errors belong on standard error, and
+    # what it says of itself and of each request nowhere.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    config = uvicorn.Config(
+        application,
+        loop="none",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS_MAX,
+        backlog=BACKLOG,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=shutdown_seconds,
+        h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+        ssl_certfile=tls_certificate,
+        ssl_keyfile=tls_key,
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"the proxy's certificate {tls_certificate!r} is unusable: {error}") from error
+    return config
