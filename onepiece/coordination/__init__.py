@@ -1,0 +1,10 @@
+"""Who leads, and what outlives the one who leads.
+
+``interface`` says what any coordinator promises; ``embedded`` is the default: one manager, whose
+state lies in a small file of its node.
+"""
+
+from onepiece.coordination.embedded import open_embedded
+from onepiece.coordination.interface import Coordinator, LeadershipLost
+
+__all__ = ["Coordinator", "LeadershipLost", "open_embedded"]

@@ -25,7 +25,7 @@ from typing import Final, Self
 
 from attrs import evolve, frozen
 
-from onepiece.core.inventory import ActorReport, ActorState, NodeInfo
+from onepiece.core.inventory import ActorReport, ActorState, NodeInfo, RegisteredWorkflow
 from onepiece.core.machine import follow
 
 
@@ -176,3 +176,13 @@ class Actor:
         if trigger is ActorTrigger.REPORTED_READY:
             ready_since = now
         return evolve(self, life=life, loads_since=loads_since, ready_since=ready_since)
+
+
+def describe_mismatch(actor: Actor, report: ActorReport, registered: RegisteredWorkflow | None) -> str:
+    """That a node has imported another version of the workflow than is registered; both are named."""
+    schema = registered.schema_text if registered is not None else "(withdrawn since)"
+    return (
+        f"{actor.node_id} has another version of the workflow than is registered; install the same on "
+        f"all nodes. On {actor.node_id}, digest {report.digest}:\n{report.schema_text}\n"
+        f"Registered, digest {actor.digest}:\n{schema}"
+    )

@@ -14,6 +14,8 @@ What it promises beyond its parts:
 * A table is published when a route has changed, and only then; a node whose heartbeat shows an older
   table after ``resend_seconds`` is sent the newest again. After a restart nothing is published until
   the nodes had time to report what they run: until then the earlier manager's table holds.
+* If a node has a table of a higher epoch, the stored state was lost or is older than the nodes'; the
+  manager then takes an epoch above it. (Where another manager leads, the store refuses that.)
 * Two versions of one workflow, or of a stage that two workflows share, are never served at once: the
   second is refused with both named, unless it is said to replace the first.
 
@@ -69,6 +71,9 @@ from onepiece.core.routing import (
 )
 
 _PROBLEMS_MAX: Final = 64
+
+_EPOCH_MAX: Final = 1 << 53
+"""Beyond it a node's word is not believed."""
 
 
 @frozen
@@ -263,7 +268,7 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         return effects + self._publish(event, now)
 
     def _on_membership(self, event: HeartbeatReceived | NodeLeft | Tick, now: float) -> list[ManagerEffect]:
-        effects: list[ManagerEffect] = []
+        effects: list[ManagerEffect] = self._outbid(event) if isinstance(event, HeartbeatReceived) else []
         for effect in self._membership.handle(event, now):
             effects.append(effect)
             if isinstance(effect, NodeJoined) and self._first_joined_at is None:
@@ -283,6 +288,16 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         elif isinstance(event, Tick):
             effects += self._place(TimePassed(), now)
         return effects
+
+    def _outbid(self, event: HeartbeatReceived) -> list[ManagerEffect]:
+        """Take an epoch above that of a table a node has: else it would ignore this manager for ever."""
+        seen = 0 if event.routes is None else event.routes.manager
+        if not self.state.epoch < seen < _EPOCH_MAX:
+            return []
+        epoch = seen + 1
+        self._placement.manager_epoch = epoch
+        self._table = evolve(self._table, epoch=RouteEpoch(epoch, 0))
+        return self._store(evolve(self.state, epoch=epoch))
 
     def _on_accepted_heartbeat(self, event: HeartbeatReceived, now: float) -> list[ManagerEffect]:
         node_id = event.node.node_id
@@ -343,6 +358,8 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         if holds_until is not None and now < holds_until:
             return []
         table = next_table(self._table, self._wanted_table())
+        if table is self._table and table.epoch.counter == 0:
+            table = evolve(table, epoch=table.epoch.next())
         if table is not self._table:
             self._table, self._published_at = table, now
             self._sent_at.clear()

@@ -31,7 +31,7 @@ from typing import Final
 
 from attrs import define, evolve, field
 
-from onepiece.core.actors import Actor, ActorLife, ActorTrigger, Assign, Unassign
+from onepiece.core.actors import Actor, ActorLife, ActorTrigger, Assign, Unassign, describe_mismatch
 from onepiece.core.inventory import (
     ActorReport,
     ActorState,
@@ -61,6 +61,9 @@ from onepiece.core.placement_events import (
 )
 from onepiece.core.retries import Trouble
 from onepiece.core.workers import Worker, rooms_of
+
+_ACTOR_ID_MAX: Final = 1 << 53
+"""Beyond it a node's word is not believed."""
 
 _ID_BLOCK: Final = 64
 """Ids reserved beyond the need, so that few writes are needed."""
@@ -222,7 +225,7 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
     # --- reports
 
     def _on_reported(self, event: ActorsReported, now: float) -> list[PlacementEffect]:
-        effects: list[PlacementEffect] = []
+        effects = self._skip_used_ids(event.actors)
         reports = {report.actor_id: report for report in event.actors}
         for actor in [a for a in self._actors.values() if a.node_id == event.node_id]:
             report = reports.pop(actor.actor_id, None)
@@ -239,8 +242,11 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         if actor.life is ActorLife.STOPPING:
             is_obeying = report.state is ActorState.DRAINING
             return [] if is_obeying or not self._is_due(actor, now) else [self._order_stop(actor, now)]
+        if report.stage != actor.stage:
+            return self._fail(actor, f"its node has an actor of {report.stage} under this id", now)
         if report.digest and report.digest != actor.digest:
-            return self._fail(actor, self._mismatch(actor, report), now)
+            registered = next((w for w in self.workflows if w.digest == actor.digest), None)
+            return self._fail(actor, describe_mismatch(actor, report, registered), now)
         match report.state:
             case ActorState.FAILED:
                 return self._fail(actor, report.error or "it failed without saying why", now)
@@ -299,15 +305,6 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
             device in rooms and rooms[device].free_bytes >= need.memory_bytes for device in report.devices
         )
         return None if fits else f"it does not fit on {', '.join(report.devices) or 'no device'}"
-
-    def _mismatch(self, actor: Actor, report: ActorReport) -> str:
-        registered = next((w for w in self.workflows if w.digest == actor.digest), None)
-        schema = registered.schema_text if registered else "(withdrawn)"
-        return (
-            f"{actor.node_id} has another version of the workflow than is registered; install the same "
-            f"on all nodes. On {actor.node_id}, digest {report.digest}:\n{report.schema_text}\n"
-            f"Registered, digest {actor.digest}:\n{schema}"
-        )
 
     # --- what should be
 
@@ -380,12 +377,20 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
             on_cpu=self._falls_back(),
         )
         self._unplaced = {unplaced.stage: unplaced.message for unplaced in packing.unplaced}
-        effects: list[PlacementEffect] = []
-        last = self._next_actor_id + len(packing.chosen)
-        if last > self._reserved_below:
-            self._reserved_below = last + _ID_BLOCK
-            effects.append(ReserveActorIds(self._reserved_below))
+        effects = self._reserve(self._next_actor_id + len(packing.chosen))
         return effects + [self._order_start(self._new_actor(chosen, now), now) for chosen in packing.chosen]
+
+    def _skip_used_ids(self, reports: Iterable[ActorReport]) -> list[PlacementEffect]:
+        """Never use an id that a node has already, even if the stored state was lost."""
+        used = (report.actor_id for report in reports if report.actor_id < _ACTOR_ID_MAX)
+        self._next_actor_id = max(self._next_actor_id, max(used, default=0) + 1)
+        return self._reserve(self._next_actor_id)
+
+    def _reserve(self, below: int) -> list[PlacementEffect]:
+        if below <= self._reserved_below:
+            return []
+        self._reserved_below = below + _ID_BLOCK
+        return [ReserveActorIds(self._reserved_below)]
 
     def _new_actor(self, chosen: Chosen, now: float) -> Actor:
         actor_id = self._next_actor_id
