@@ -170,7 +170,9 @@ def image_to_video(
     """A clip that starts with ``image`` and does what ``prompt`` says, as mp4."""
     text = encode_text(prompt, negative_prompt, guidance)
     latents = encode_latents(image, seed, num_frames, height, width)
-    return decode(denoise(text, encode_image(image), latents, steps, guidance), frames_per_second)
+    clean = denoise(text, encode_image(image), latents, steps, guidance)
+    video: bytes = decode(clean, frames_per_second)
+    return video
 
 
 @workflow
@@ -188,4 +190,5 @@ def image_to_frames(
     """The same clip as exact frames, uint8 [frames, height, width, 3]."""
     text = encode_text(prompt, negative_prompt, guidance)
     latents = encode_latents(image, seed, num_frames, height, width)
-    return decode_frames(denoise(text, encode_image(image), latents, steps, guidance))
+    clean = denoise(text, encode_image(image), latents, steps, guidance)
+    return decode_frames(clean)
