@@ -42,8 +42,8 @@ class StageInput:
     """Header of values for one graph node of one request.
 
     The values are keyed by the stage's parameters; one message carries all parameters that come from
-    ``source``, which is a graph node or ``graph.INPUTS``. ``joins`` names the actor chosen for each graph node with several sources, so that
-    all of its inputs meet.
+    ``source``, which is a graph node or ``graph.INPUTS``. ``joins`` names the actor chosen for each
+    graph node with several sources, so that all of its inputs meet.
     """
 
     uid: str

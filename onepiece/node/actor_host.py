@@ -72,7 +72,7 @@ class ActorHost:
         loop = asyncio.get_running_loop()
         quiet_since = loop.time()
         while loop.time() - quiet_since < _QUIET_SECONDS:
-            await asyncio.sleep(_QUIET_SECONDS / 4)  # noqa: ASYNC110 - quiet is a length of time, no event
+            await asyncio.sleep(_QUIET_SECONDS / 4)
             if not all(hosted.actor is None or hosted.actor.is_idle for hosted in self._hosted.values()):
                 quiet_since = loop.time()
 

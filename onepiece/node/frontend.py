@@ -33,7 +33,8 @@ class NodeView:
     devices: Sequence[str]
     actors: Sequence[Mapping[str, Any]]  # workflow, stage, device, state, queued, running
     process_id: int
-    heartbeat_age_seconds: float
+    heartbeat_age_seconds: float | None
+    """Known at the node whose manager leads."""
 
 
 class ResultStream(Protocol):

@@ -54,6 +54,7 @@ class Member:
         self._newest: RouteTable | None = None
         self._table_came = asyncio.Event()
         self.draining = False
+        self._has_left = False
 
     def attach(self, control: ControlService, host: ActorHost | None) -> None:
         """Receive tables and expulsions."""
@@ -71,8 +72,8 @@ class Member:
         self.wake()
 
     async def beat(self) -> None:
-        """Send heartbeats until cancelled."""
-        while True:
+        """Send heartbeats until this node has left, or until cancelled."""
+        while not self._has_left:
             self._news.clear()
             self._send()
             try:
@@ -82,7 +83,8 @@ class Member:
                 continue
 
     def farewell(self) -> None:
-        """Say that this node has stopped in order."""
+        """Say that this node has stopped in order; no heartbeat follows."""
+        self._has_left = True
         self._outbox.post(self._manager_address, Farewell(self.info.node_id, self.info.incarnation))
 
     def _send(self) -> None:
@@ -96,7 +98,7 @@ class Member:
             self._table_came.set()
 
     def _on_expel(self, expel: Expel) -> None:
-        if (expel.node_id, expel.incarnation) != (self.info.node_id, self.info.incarnation):
+        if self._has_left or (expel.node_id, expel.incarnation) != (self.info.node_id, self.info.incarnation):
             return
         get_logger().warning("node_expelled", reason=expel.reason, may_rejoin=expel.may_rejoin)
         if not expel.may_rejoin:

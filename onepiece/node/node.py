@@ -28,7 +28,7 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from onepiece.core.admission import RequestBudget
+from onepiece.core.admission import BudgetLimits, RequestBudget
 from onepiece.core.inventory import Device, NodeInfo
 from onepiece.errors import ConfigError
 from onepiece.ids import new_node_name
@@ -249,7 +249,7 @@ def _make_proxy(
         env,
         control_address,
         tasks,
-        budget=RequestBudget(requests_max=options.requests_max),
+        budget=RequestBudget(BudgetLimits(total=options.requests_max, each=options.requests_max)),
         timeout_seconds=options.request_timeout_seconds,
     )
 

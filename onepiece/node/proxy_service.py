@@ -208,7 +208,7 @@ class ProxyService:
         now = self._env.now()
         uid = new_uid(now, self._rng)
         deadline_at = now + (timeout_seconds or self._timeout_seconds)
-        self._budget.take(workflow)
+        self._budget.take(uid, workflow)
         stages = tuple(node.id for node in graph.nodes)
         self._handle(Accepted(uid, workflow, stages, deadline_at, key))
         header = StageInput(
@@ -369,8 +369,8 @@ class ProxyService:
             case Publish(event):
                 for follower in self._followers.get(event.uid, ()):
                     follower.wake.set()
-            case Settled(workflow=workflow):
-                self._budget.give_back(workflow)
+            case Settled(uid):
+                self._budget.give_back(uid)
                 self._settled.set()
             case StopStages(uid, reason):
                 for node in self._env.routes.table.nodes:

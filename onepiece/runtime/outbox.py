@@ -87,7 +87,7 @@ class _Link:
                 self.ready.set_result(sender)
                 async with asyncio.TaskGroup() as tasks:
                     pump = tasks.create_task(self._pump(sender))
-                    lost = tasks.create_task(self._watch(sender))
+                    lost = tasks.create_task(sender.lost())
                     await self.stop.wait()
                     pump.cancel()
                     lost.cancel()
@@ -97,9 +97,6 @@ class _Link:
             if not self.ready.done():
                 self.ready.cancel()
             self._report_lost()
-
-    async def _watch(self, sender: Sender) -> None:
-        await sender.wait_lost()
 
     async def _pump(self, sender: Sender) -> None:
         while True:

@@ -32,10 +32,11 @@ class Held:
     payload: memoryview
     arrived_at: float
     release: Callable[[], None]
+    length: int = field(init=False)
+    """Bytes of the message; ``payload`` itself is gone once it was released."""
 
-    @property
-    def length(self) -> int:
-        """Bytes of the message."""
+    @length.default
+    def _length(self) -> int:
         return len(self.payload)
 
 
