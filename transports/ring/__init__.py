@@ -3,8 +3,9 @@
 Pure programs (see ``transports.operations``): whoever drives them brings the memory and the clock.
 """
 
-from transports.ring.consumer import Consumer, Delivery, SessionsExhausted
+from transports.ring.consumer import Consumer, Delivery
 from transports.ring.layout import LAYOUT_VERSION, Geometry
 from transports.ring.producer import Producer
+from transports.ring.sessions import SessionsExhausted
 
 __all__ = ["LAYOUT_VERSION", "Consumer", "Delivery", "Geometry", "Producer", "SessionsExhausted"]

@@ -1,6 +1,6 @@
-"""The consumer's half of the ring: look, hand over, release; recovery is in ``recovery.py``.
+"""The consumer's half of the ring: look, hand over, release, recover.
 
-Three positions, each never ahead of the next (modulo the counters)::
+Three positions, none ever ahead of the next::
 
     head      everything before it may be reserved again
     cursor    everything before it has been handed over or dropped
@@ -10,34 +10,33 @@ What it promises:
 
 * **Exactly once, in order.** A committed slot is handed over only if its number is the next one
   expected from its *identity*, in whatever session it comes. A smaller number is a repeat after a
-  reconnection. A larger one was sent behind a message that recovery has abandoned; its session is
-  fenced and the message comes again. Both are dropped.
-* **Whole.** Where a slot starts follows from what the consumer knows itself; hashes cover slot and
+  reconnection. A larger one was sent behind a message that recovery has abandoned; its session was
+  fenced then, and the message comes again. Both are dropped.
+* **Whole.** Where a message starts follows from what the consumer knows itself; hashes cover slot and
   payload. What does not match is looked at again until the lease ends, and is never handed over.
 * **No loss behind an acknowledgement.** The delivered word is stored after the message was entered
-  into ``held``: that is the hand-over.
+  into the books as held: that is the hand-over.
 * **No deadlock.** A slot that is reserved and not committed is recovered after one lease, counted
-  from when the cursor came to it; at once if everybody who could have reserved it is gone.
+  from when the cursor came to it (see ``recovery``); at once if everybody who could have reserved
+  it is gone.
 
-Sessions. A session that ended (closed, lost, fenced) may have left committed slots behind, so its
-number must go on meaning the same identity until the cursor has passed everything that it can have
-reserved: the tail at any moment after its end. Then its delivered word is cleared and the number
-may be given away again.
+A slot's commit word is cleared before the head passes it, so the next lap begins with empty slots; and
+it carries the sequence, so that a ring in which everything is handed over and nothing is released
+does not begin again at its own start.
 
 What it survives: any producer dying or stalling at any step. What it does not: its own death (the
 region's generation dies with it), and producers that break the protocol on purpose.
 
-Every method that is not a program only changes the consumer's own books. They may be called while
-``poll`` rests at a ``Fence``, and at no other moment in the middle of it; one ``poll`` at a time.
+Methods that are no programs only change the books. They, and ``release``, may be used while ``poll`` rests
+at a ``Fence``, and at no other moment in the middle of it. One ``poll`` runs at a time.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from attrs import define, field, frozen
+from attrs import define, frozen
 
-from transports.errors import TransportError
 from transports.operations import WORD_BYTES, Bytes, Fence, Load, Program, Store
 from transports.ring.layout import (
     EMPTY_WORD,
@@ -46,6 +45,7 @@ from transports.ring.layout import (
     GRANULE_BYTES,
     GRANULE_MASK,
     HEAD_OFFSET,
+    POSITION_MASK,
     SEQUENCE_MASK,
     SLOT_BYTES,
     TAIL_OFFSET,
@@ -55,14 +55,9 @@ from transports.ring.layout import (
     decode_slot,
     hash_payload,
     pack_position,
-    unpack_position,
 )
-
-
-class SessionsExhausted(TransportError):
-    """Every session of the inbox is in use, or its end is not yet behind the cursor: try again."""
-
-    retryable = True
+from transports.ring.recovery import Boundary, find_boundary, suspects
+from transports.ring.sessions import Identity, SessionTable
 
 
 @frozen
@@ -70,6 +65,7 @@ class Delivery:
     """A message that was handed over; its bytes stay where they are until it is released."""
 
     sequence: int
+    """Names the delivery among those that are held."""
     session: int
     identity: str
     number: int
@@ -81,41 +77,12 @@ class Delivery:
 
 
 @define
-class Identity:
-    """A producer across its sessions."""
-
-    name: str
-    next_number: int = 0
-    session: int | None = None
-    """The open session, if there is one."""
-
-
-@define
-class Session:
-    """One connection of an identity."""
-
-    identity: Identity
-    open: bool = True
-    last_sequence: int | None = None
-    """Once closed and the tail was seen: nothing of it is reserved at or after this sequence."""
-
-
-@define
 class Passed:
     """A stretch between head and cursor: one message, or what recovery has abandoned."""
 
     after: int
     """The position word behind it."""
-    released: bool = field(default=False)
-
-
-@frozen
-class Boundary:
-    """A position behind the cursor that is known for certain, with the session that reserved up to it."""
-
-    session: int
-    sequence: int
-    end: int
+    released: bool = False
 
 
 class Consumer:
@@ -128,7 +95,7 @@ class Consumer:
         slowest_bytes_per_second: added to the lease is the time in which reserved bytes arrive at
             the slowest rate that is still tolerated.
         identities_max: how many producers without a session are remembered. One that returns after
-            so many others were seen is a new producer.
+            so many others were seen is taken for a new producer.
     """
 
     def __init__(
@@ -148,19 +115,24 @@ class Consumer:
         self._generation_bits = generation << 32
         self._lease_seconds = lease_seconds
         self._slowest_bytes_per_second = slowest_bytes_per_second
-        self._identities_max = identities_max
         self._head = 0
-        self._cursor_sequence = 0
-        self._cursor_end = 0
+        self._cursor = 0
         self._deadline: float | None = None
         self._passed: deque[Passed] = deque()
         self._held: dict[int, Passed] = {}
-        self._identities: dict[str, Identity] = {}
-        self._sessions: dict[int, Session] = {}
-        self._closing: list[int] = []
-        self._free_sessions: deque[int] = deque(range(1, geometry.session_count + 1))
+        self._table = SessionTable(geometry, identities_max)
 
     # What the layer above may ask.
+
+    @property
+    def head(self) -> int:
+        """The position word that was published last."""
+        return self._head
+
+    @property
+    def cursor(self) -> int:
+        """The position word before which everything was handed over or dropped."""
+        return self._cursor
 
     @property
     def held(self) -> int:
@@ -170,59 +142,32 @@ class Consumer:
     @property
     def free_bytes(self) -> int:
         """Payload bytes that are not between head and cursor (some may be reserved already)."""
-        used = (self._cursor_end - (self._head & GRANULE_MASK)) % self.geometry.granule_modulus
+        used = ((self._cursor & GRANULE_MASK) - (self._head & GRANULE_MASK)) % self.geometry.granule_modulus
         return max(0, self.geometry.granule_count - used) * GRANULE_BYTES
 
     def next_deadline(self) -> float | None:
-        """When ``poll`` must be called even if nothing is notified; also call it after ``close_session``."""
-        return self._deadline
+        """When ``poll`` must be called even if nothing is notified.
 
-    # Sessions.
+        It must also be called after ``close_session``: a slot whose producer is gone needs no lease.
+        """
+        return self._deadline
 
     def session_of(self, identity: str) -> int | None:
         """The open session of ``identity``: fence and close it before another one is opened."""
-        known = self._identities.get(identity)
-        return known.session if known else None
+        return self._table.session_of(identity)
 
     def open_session(self, identity: str) -> tuple[int, int]:
         """Give ``identity`` a session; returns its number and how many messages were handed over so far.
 
         Raises:
-            SessionsExhausted: no session number is free. One becomes free when a session has ended,
-                ``poll`` has passed the last slot that it can have reserved, and was called again.
+            SessionsExhausted: no session number is free. A closed session's number becomes free in
+                the ``poll`` that finds the cursor behind everything the session can have reserved.
         """
-        assert self.session_of(identity) is None, f"{identity!r} still has an open session: fence it first"
-        if not self._free_sessions:
-            raise SessionsExhausted(
-                f"all {self.geometry.session_count} sessions of this inbox are in use: try again later, "
-                "or give the inbox a larger session_count"
-            )
-        number = self._free_sessions.popleft()
-        # The order of this dictionary is the order of opening: who is forgotten first stands first.
-        known = self._identities.pop(identity, None) or Identity(identity)
-        self._forget_one()
-        self._identities[identity] = known
-        known.session = number
-        self._sessions[number] = Session(known)
-        return number, known.next_number
+        return self._table.open(identity)
 
     def close_session(self, session: int) -> None:
-        """The session has ended and nothing of it can land any more; unknown ones are no error."""
-        record = self._sessions.get(session)
-        if record is None or not record.open:
-            return
-        record.open = False
-        record.identity.session = None
-        self._closing.append(session)
-
-    def _forget_one(self) -> None:
-        if len(self._identities) < self._identities_max:
-            return
-        needed = {id(record.identity) for record in self._sessions.values()}
-        for name, known in self._identities.items():
-            if id(known) not in needed:
-                del self._identities[name]
-                return
+        """A session has ended and nothing of it can land any more; unknown ones are no error."""
+        self._table.close(session)
 
     # Programs.
 
@@ -239,100 +184,100 @@ class Consumer:
         Returns:
             The next message, or ``None`` when the cursor has to wait (see ``next_deadline``).
 
-        Yields only ``Load`` and ``Store``, and a ``Fence`` where producers are suspected.
+        Yields ``Load`` and ``Store``, and a ``Fence`` where producers are suspected.
         """
-        geometry = self.geometry
-        if self._closing:
+        if self._table.closing:
             yield from self._retire_sessions()
         while True:
-            sequence = self._cursor_sequence
-            image = yield Load(geometry.slot_offset(sequence), SLOT_BYTES)
-            slot = self._read_slot(image, sequence, self._cursor_end)
+            cursor = self._cursor
+            sequence = cursor >> GRANULE_BITS
+            image = yield Load(self.geometry.slot_offset(sequence), SLOT_BYTES)
+            slot = self._read_slot(image, sequence)
+            if slot is not None and not self._is_next(slot, cursor):
+                slot = None
             if slot is not None:
-                start, end = geometry.place(self._cursor_end, slot.length)
-                offset = geometry.payload_offset(start)
+                start, end = self.geometry.place(cursor & GRANULE_MASK, slot.length)
+                offset = self.geometry.payload_offset(start)
                 payload = (yield Load(offset, slot.length)) if slot.length else b""
                 if self._hash_payload((payload,)) == slot.payload_hash:
                     delivery = yield from self._pass(slot, sequence, offset, end)
                     if delivery is not None:
                         return delivery
                     continue
-            recovered = yield from self._recover(slot, now)
-            if not recovered:
+            worth_another_look = yield from self._recover(slot, now)
+            if not worth_another_look:
                 return None
 
     def release(self, delivery: Delivery) -> Program[None]:
-        """Give a message's slot and bytes back; in any order, once."""
+        """Give a message's slot and bytes back; in any order, each once."""
         passed = self._held.pop(delivery.sequence, None)
-        assert passed is not None, f"{delivery!r} is not held: it was released before"
+        assert passed is not None, f"{delivery!r} is not held: was it released before?"
         yield from self._give_back(delivery.sequence, passed)
 
     # One slot.
 
-    def _read_slot(self, image: Bytes, sequence: int, end: int | None) -> Slot | None:
-        """The slot in ``image`` if it is committed as ``sequence`` (and behind ``end``) and not damaged."""
+    def _read_slot(self, image: Bytes, sequence: int) -> Slot | None:
+        """What is committed as ``sequence`` in a slot's image, if its hash is right."""
         copy = bytes(image)
         (commit,) = WORD.unpack_from(copy)
         if commit != self._commit_word(sequence):
             return None
         slot = decode_slot(copy)
-        if slot is None or slot.session not in self._sessions:
+        if slot is None or slot.predecessor >> GRANULE_BITS & SEQUENCE_MASK != sequence:
             return None
-        if slot.predecessor >> GRANULE_BITS & SEQUENCE_MASK != sequence:
-            return None
-        if end is not None and slot.predecessor & GRANULE_MASK != end:
-            return None
-        return slot if slot.length <= self.geometry.message_bytes_max else None
+        return slot
+
+    def _is_next(self, slot: Slot, cursor: int) -> bool:
+        """Whether the slot fits what the consumer knows itself; its session too must be known."""
+        return (
+            slot.predecessor & POSITION_MASK == cursor
+            and slot.length <= self.geometry.message_bytes_max
+            and slot.session in self._table.sessions
+        )
 
     def _pass(self, slot: Slot, sequence: int, offset: int, end: int) -> Program[Delivery | None]:
         """Move the cursor over a whole message: hand it over, or drop it."""
-        identity = self._sessions[slot.session].identity
+        identity = self._table.sessions[slot.session].identity
         passed = self._advance((sequence + 1) % self.geometry.sequence_modulus, end)
-        if self._is_expected(slot, identity):
-            delivery = Delivery(
-                sequence,
-                slot.session,
-                identity.name,
-                slot.number,
-                slot.kind,
-                slot.flags,
-                offset,
-                slot.length,
-            )
-            yield from self._hand_over(delivery, identity, passed)
-            return delivery
-        yield from self._give_back(sequence, passed)
-        return None
+        if not self._is_expected(slot, identity):
+            yield from self._give_back(sequence, passed)
+            return None
+        delivery = Delivery(
+            sequence, slot.session, identity.name, slot.number, slot.kind, slot.flags, offset, slot.length
+        )
+        yield from self._hand_over(delivery, identity, passed)
+        return delivery
 
     def _is_expected(self, slot: Slot, identity: Identity) -> bool:
         return slot.number == identity.next_number
 
     def _hand_over(self, delivery: Delivery, identity: Identity, passed: Passed) -> Program[None]:
         self._enter(delivery, identity, passed)
-        yield from self._acknowledge(identity)
+        if identity.session is not None:
+            # The message may have come in an earlier session: whoever sends now is told.
+            yield self._acknowledgement(identity.session, identity.next_number)
 
     def _enter(self, delivery: Delivery, identity: Identity, passed: Passed) -> None:
         self._held[delivery.sequence] = passed
         identity.next_number = delivery.number + 1
 
-    def _acknowledge(self, identity: Identity) -> Program[None]:
-        # The message may come from an older session: whoever sends now is told.
-        if identity.session is not None:
-            offset = self.geometry.delivered_offset(identity.session)
-            yield Store(offset, WORD.pack(identity.next_number))
+    def _acknowledgement(self, session: int, delivered: int) -> Store:
+        return Store(self.geometry.delivered_offset(session), WORD.pack(delivered))
 
     def _advance(self, sequence: int, end: int) -> Passed:
-        self._cursor_sequence = sequence
-        self._cursor_end = end
+        self._cursor = pack_position(0, sequence, end)
         self._deadline = None
-        passed = Passed(pack_position(0, sequence, end))
+        passed = Passed(self._cursor)
         self._passed.append(passed)
         return passed
 
     def _give_back(self, sequence: int, passed: Passed) -> Program[None]:
-        yield Store(self.geometry.slot_offset(sequence), EMPTY_WORD)
+        yield from self._clear(sequence)
         passed.released = True
         yield from self._publish_head()
+
+    def _clear(self, sequence: int) -> Program[None]:
+        yield Store(self.geometry.slot_offset(sequence), EMPTY_WORD)
 
     def _publish_head(self) -> Program[None]:
         head = self._head
@@ -345,102 +290,88 @@ class Consumer:
     # A slot that is not there yet.
 
     def _recover(self, slot: Slot | None, now: float) -> Program[bool]:
-        """Deal with a cursor slot that cannot be handed over; True: look at the cursor again.
+        """Deal with a cursor slot that cannot be handed over; true: look at the cursor again.
 
         Args:
             slot: the cursor's slot, where only its payload does not match.
             now: the driver's monotonic clock.
         """
-        (tail,) = WORD.unpack(bytes((yield Load(TAIL_OFFSET, WORD_BYTES))))
-        if tail >> GRANULE_BITS & SEQUENCE_MASK == self._cursor_sequence:
+        tail = yield from self._load_tail()
+        if tail & POSITION_MASK == self._cursor:
             self._deadline = None
             return False
         if self._deadline is None:
-            granules = ((tail & GRANULE_MASK) - self._cursor_end) % self.geometry.granule_modulus
-            tolerated = granules * GRANULE_BYTES / self._slowest_bytes_per_second
-            self._deadline = now + self._lease_seconds + tolerated
+            self._deadline = now + self._lease_seconds + self._tolerated_seconds(tail)
         lease_over = now >= self._deadline
-        if not lease_over and not self._closing:
+        if not lease_over and not self._table.closing:
             return False
         boundary = yield from self._find_boundary(slot, tail)
-        suspects = self._suspects(boundary)
-        if suspects:
+        suspected = self._suspects(boundary)
+        if suspected:
             if not lease_over:
                 return False
-            yield from self._fence(suspects)
+            yield from self._fence(suspected)
         # What was on its way has landed by now or never will: one more look decides.
         if not (yield from self._is_whole()):
             yield from self._abandon(boundary)
         return True
 
+    def _load_tail(self) -> Program[int]:
+        image = yield Load(TAIL_OFFSET, WORD_BYTES)
+        return int.from_bytes(image, "little")
+
+    def _tolerated_seconds(self, tail: int) -> float:
+        """How long what is reserved now may take on the slowest wire."""
+        granules = ((tail & GRANULE_MASK) - (self._cursor & GRANULE_MASK)) % self.geometry.granule_modulus
+        return granules * GRANULE_BYTES / self._slowest_bytes_per_second
+
     def _find_boundary(self, slot: Slot | None, tail: int) -> Program[Boundary]:
-        """The nearest position behind the cursor's slot of which end and reserver are known."""
-        geometry = self.geometry
+        sequence = self._cursor >> GRANULE_BITS
         if slot is not None:
-            sequence = (self._cursor_sequence + 1) % geometry.sequence_modulus
-            _, end = geometry.place(self._cursor_end, slot.length)
-            return Boundary(slot.session, sequence, end)
-        last = tail >> GRANULE_BITS & SEQUENCE_MASK
-        sequence = (self._cursor_sequence + 1) % geometry.sequence_modulus
-        while sequence != last:
-            image = yield Load(geometry.slot_offset(sequence), SLOT_BYTES)
-            witness = self._read_slot(image, sequence, None)
-            if witness is not None:
-                return Boundary(*unpack_position(witness.predecessor))
-            sequence = (sequence + 1) % geometry.sequence_modulus
-        return Boundary(*unpack_position(tail))
+            _, end = self.geometry.place(self._cursor & GRANULE_MASK, slot.length)
+            return Boundary(slot.session, (sequence + 1) % self.geometry.sequence_modulus, end)
+        boundary = yield from find_boundary(self.geometry, sequence, tail, self._read_slot)
+        return boundary
 
     def _suspects(self, boundary: Boundary) -> tuple[int, ...]:
-        """Everybody who may still write into the slots from the cursor up to ``boundary``."""
-        still_open = tuple(number for number, record in self._sessions.items() if record.open)
-        if boundary.sequence == (self._cursor_sequence + 1) % self.geometry.sequence_modulus:
-            return tuple(number for number in still_open if number == boundary.session)
-        return still_open
+        sequence = self._cursor >> GRANULE_BITS
+        return suspects(self.geometry, sequence, boundary, self._table.open_numbers())
 
-    def _fence(self, suspects: tuple[int, ...]) -> Program[None]:
-        yield Fence(suspects)
-        for number in suspects:
-            self.close_session(number)
+    def _fence(self, suspected: tuple[int, ...]) -> Program[None]:
+        yield Fence(suspected)
+        for session in suspected:
+            self._table.close(session)
 
     def _is_whole(self) -> Program[bool]:
         """Whether the cursor's slot could be passed now."""
-        geometry = self.geometry
-        sequence = self._cursor_sequence
-        image = yield Load(geometry.slot_offset(sequence), SLOT_BYTES)
-        slot = self._read_slot(image, sequence, self._cursor_end)
-        if slot is None:
+        cursor = self._cursor
+        sequence = cursor >> GRANULE_BITS
+        image = yield Load(self.geometry.slot_offset(sequence), SLOT_BYTES)
+        slot = self._read_slot(image, sequence)
+        if slot is None or not self._is_next(slot, cursor):
             return False
-        if not slot.length:
-            return self._hash_payload(()) == slot.payload_hash
-        start, _ = geometry.place(self._cursor_end, slot.length)
-        payload = yield Load(geometry.payload_offset(start), slot.length)
+        start, _ = self.geometry.place(cursor & GRANULE_MASK, slot.length)
+        offset = self.geometry.payload_offset(start)
+        payload = (yield Load(offset, slot.length)) if slot.length else b""
         return self._hash_payload((payload,)) == slot.payload_hash
 
     def _abandon(self, boundary: Boundary) -> Program[None]:
         """Give back everything from the cursor up to ``boundary``, committed or not."""
-        sequence = self._cursor_sequence
+        sequence = self._cursor >> GRANULE_BITS
         passed = self._advance(boundary.sequence, boundary.end)
         while sequence != boundary.sequence:
-            yield Store(self.geometry.slot_offset(sequence), EMPTY_WORD)
+            yield from self._clear(sequence)
             sequence = (sequence + 1) % self.geometry.sequence_modulus
         passed.released = True
         yield from self._publish_head()
 
     def _retire_sessions(self) -> Program[None]:
         """Make the numbers of ended sessions free again, once the cursor is past their last slot."""
-        (tail,) = WORD.unpack(bytes((yield Load(TAIL_OFFSET, WORD_BYTES))))
-        last = tail >> GRANULE_BITS & SEQUENCE_MASK
-        for number in tuple(self._closing):
-            record = self._sessions[number]
-            if record.last_sequence is None:
-                record.last_sequence = last
-            ahead = (record.last_sequence - self._cursor_sequence) % self.geometry.sequence_modulus
-            if 0 < ahead <= self.geometry.slot_count:
-                continue
+        tail = yield from self._load_tail()
+        sequence = self._cursor >> GRANULE_BITS
+        for number in self._table.passed(tail >> GRANULE_BITS & SEQUENCE_MASK, sequence):
             yield Store(self.geometry.delivered_offset(number), EMPTY_WORD)
-            self._closing.remove(number)
-            del self._sessions[number]
-            self._free_sessions.append(number)
+            self._table.make_free(number)
 
     # What the wire format says.
 

@@ -64,6 +64,8 @@ GRANULE_BITS: Final = 28
 SEQUENCE_MASK: Final = (1 << SEQUENCE_BITS) - 1
 GRANULE_MASK: Final = (1 << GRANULE_BITS) - 1
 SESSION_SHIFT: Final = SEQUENCE_BITS + GRANULE_BITS
+POSITION_MASK: Final = (1 << SESSION_SHIFT) - 1
+"""Sequence and end, without the session."""
 
 SLOT_COUNT_MAX: Final = 1 << 18
 PAYLOAD_BYTES_MAX: Final = 1 << 32

@@ -1,0 +1,595 @@
+"""The double ring in a world where anything that may happen can happen next.
+
+A *global state* is the memory, the local state of the consumer and of every producer, what each
+session has posted and what has not landed yet, and a little bookkeeping by which the promises are
+checked. A *transition* is one operation of one program, one piece of a posted write that lands, or
+one fault:
+
+* a producer dies, between any two of its steps; what it has posted may still land, at any time;
+* a connection is cut: nothing of that session lands any more, and the consumer is told;
+* the consumer suspects: its lease is over, rightly or not, at any moment at which a lease runs;
+* a piece of payload lands damaged (only where the hashes are on).
+
+A producer whose session was fenced or cut and that is alive opens another one under its identity
+and sends again what the consumer has not had.
+
+The model is pessimistic where the contract says nothing: a swap or a read overtakes the writes that
+were posted before it, the pieces of one write land in any order, and a producer's steps are not
+bounded in time. It is exact in what the contract promises: writes of a session land in their order,
+and nothing lands behind a fence.
+
+One reduction is made. Posting a chain only moves writes into the session's own queue, which nobody
+sees before they land; so it is done in the same transition as the swap in front of it, and the
+states in which the producer dies between the two are entered explicitly. Every other action
+commutes with the posting: a fence empties the queue, whether the chain was posted before it or is
+refused after it.
+
+Checked in every transition: promises 1, 2, 3 and 5 of the ring. ``simulations.explore`` adds 4.
+"""
+
+from collections.abc import Iterator
+from typing import Final, Generic, TypeAlias, TypeVar
+
+from attrs import evolve, field, frozen
+
+from simulations.ring_programs import (
+    GENERATION,
+    HEAD_CELL,
+    LEASE_SECONDS,
+    TAIL_CELL,
+    BlindConsumer,
+    BlindProducer,
+    Call,
+    Cells,
+    ConsumerPrograms,
+    Fetch,
+    Group,
+    LocalConsumer,
+    LocalProducer,
+    ModelConsumer,
+    ModelProducer,
+    Piece,
+    Poll,
+    Post,
+    ProducerPrograms,
+    Put,
+    Release,
+    Revoke,
+    SmallCounters,
+    Swap,
+)
+from transports.operations import EXPIRED
+from transports.ring import Delivery
+from transports.ring.layout import GRANULE_BYTES, pack_position, unpack_position
+
+NAMES: Final = "ABC"
+DEAD: Final = -1
+LOST: Final = -2
+"""Alive, but its session is revoked: every operation fails, until it opens another one."""
+
+
+@frozen
+class Setting:
+    """What is explored: how much of everything there is, and which faults may happen how often."""
+
+    messages: tuple[tuple[int, ...], ...]
+    """For every producer the granules of its messages."""
+    slots: int = 2
+    granules: int = 3
+    crashes: int = 0
+    suspicions: int = 0
+    """Suspicions of a producer that is alive; a dead one is suspected freely."""
+    cuts: int = 0
+    """Connections lost by a producer that is alive."""
+    damages: int = 0
+    guarded: bool = False
+    hashes: bool = False
+    """Without them the order of the writes alone must keep the promises."""
+    deaths_noticed: bool = False
+    """The wire may tell the consumer that a dead producer's connection is gone."""
+    held_max: int = 2
+    near_wrap: bool = False
+    """Begin just before both counters wrap."""
+    moduli: tuple[int, int] | None = None
+    """Counters that wrap early; the model's clock then counts reservations."""
+    spare_sessions: int = 1
+    producer: type[ModelProducer] = BlindProducer
+    consumer: type[ModelConsumer] = BlindConsumer
+
+
+@frozen
+class Violation:
+    """A promise that was broken, and how."""
+
+    promise: int
+    what: str
+
+
+@frozen
+class Live:
+    """A reservation between head and tail."""
+
+    sequence: int
+    session: int
+    cells: int
+    """A bit for every cell that belongs to it."""
+
+
+@frozen
+class Ghost:
+    """Bookkeeping of the checker; no program sees it."""
+
+    live: tuple[Live, ...]
+    handed: tuple[int, ...]
+    crashes: int
+    suspicions: int
+    cuts: int
+    damages: int
+    clock: int = field(default=0)
+
+
+Memory: TypeAlias = tuple[int, ...]
+Queue: TypeAlias = tuple[Group, ...] | None
+"""Groups still to land; ``None``: the session is revoked (or was never opened)."""
+State: TypeAlias = tuple[int, int, int, int, int]
+"""Numbers of memory, consumer, producers, queues, ghost."""
+Label: TypeAlias = tuple[str | int, ...]
+Move: TypeAlias = tuple[Label, State | Violation]
+
+
+Value = TypeVar("Value")
+
+
+class Table(Generic[Value]):
+    """Values that occur in many states, each kept once and known by its number."""
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self._numbers: dict[Value, int] = {}
+
+    def number(self, value: Value) -> int:
+        """The number of ``value``."""
+        number = self._numbers.get(value)
+        if number is None:
+            number = self._numbers[value] = len(self.values)
+            self.values.append(value)
+        return number
+
+
+class RingModel:
+    """All transitions of one setting."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.count = len(setting.messages)
+        sessions = self.count + setting.spare_sessions
+        geometry = SmallCounters(setting.slots, setting.granules * GRANULE_BYTES, sessions)
+        if setting.moduli is not None:
+            geometry = geometry.with_moduli(*setting.moduli)
+        self.geometry = geometry
+        self.cells = Cells(geometry)
+        self.memories: Table[Memory] = Table()
+        self.everybody: Table[tuple[int, ...]] = Table()
+        self.queues: Table[tuple[Queue, ...]] = Table()
+        self.ghosts: Table[Ghost] = Table()
+        self._contents = [
+            [_content(name, number, granules) for number, granules in enumerate(messages)]
+            for name, messages in zip(NAMES, setting.messages, strict=False)
+        ]
+        self._expected = [
+            [tuple(number for _, number in self._payload_pieces(content)) for content in contents]
+            for contents in self._contents
+        ]
+        self.consumer = ConsumerPrograms(lambda: setting.consumer(geometry), self.cells)
+        self.producers = [
+            ProducerPrograms(self._make_producer, contents, self.cells) for contents in self._contents
+        ]
+
+    def _payload_pieces(self, content: bytes) -> Group:
+        return self.cells.pieces(self.geometry.payload_start, content)
+
+    def _make_producer(self, session: int, first_number: int) -> ModelProducer:
+        return self.setting.producer(
+            self.geometry,
+            session=session,
+            generation=GENERATION,
+            first_number=first_number,
+            lease_seconds=LEASE_SECONDS,
+            guarded_bytes_max=1 << 20 if self.setting.guarded else 0,
+        )
+
+    # The beginning and the end.
+
+    def initial(self) -> State:
+        """Everybody is connected, nothing was sent."""
+        setting, geometry = self.setting, self.geometry
+        sequence = geometry.sequence_modulus - 1 if setting.near_wrap else 0
+        end = geometry.granule_modulus - 1 if setting.near_wrap else 0
+        consumer = setting.consumer(geometry)
+        word = pack_position(0, sequence, end)
+        consumer.start_at(word)
+        memory = [0] * self.cells.count
+        memory[TAIL_CELL] = memory[HEAD_CELL] = self.cells.number(word.to_bytes(8, "little"))
+        everybody = []
+        queues: list[Queue] = [None] * (geometry.session_count + 1)
+        for producer in range(self.count):
+            session, first_number = consumer.open_session(NAMES[producer])
+            queues[session] = ()
+            everybody.append(self.producers[producer].connected(session, first_number, 0.0).number)
+        ghost = Ghost(
+            (), (0,) * self.count, setting.crashes, setting.suspicions, setting.cuts, setting.damages
+        )
+        return (
+            self.memories.number(tuple(memory)),
+            self.consumer.idle(consumer).number,
+            self.everybody.number(tuple(everybody)),
+            self.queues.number(tuple(queues)),
+            self.ghosts.number(ghost),
+        )
+
+    def finished(self, state: State) -> bool:
+        """Every message of everybody alive was handed over and released, and the ring is empty."""
+        memory = self.memories.values[state[0]]
+        consumer = self.consumer.all[state[1]]
+        ghost = self.ghosts.values[state[4]]
+        if consumer.call is not None or consumer.held or ghost.live:
+            return False
+        _, sequence, _ = unpack_position(self.cells.word(memory[TAIL_CELL]))
+        if consumer.cursor != sequence:
+            return False
+        return all(
+            local == DEAD or handed == len(messages)
+            for local, handed, messages in zip(
+                self.everybody.values[state[2]], ghost.handed, self.setting.messages, strict=True
+            )
+        )
+
+    # Transitions.
+
+    def moves(self, state: State) -> Iterator[Move]:
+        """Everything that may happen next."""
+        yield from self._landings(state)
+        yield from self._consumer_moves(state)
+        for producer, number in enumerate(self.everybody.values[state[2]]):
+            if number != DEAD:
+                yield from self._producer_moves(state, producer, number)
+        yield from self._connection_moves(state)
+
+    def _landings(self, state: State) -> Iterator[Move]:
+        queues = self.queues.values[state[3]]
+        ghost = self.ghosts.values[state[4]]
+        for session, queue in enumerate(queues):
+            if not queue:
+                continue
+            group = queue[0]
+            for piece in group:
+                rest = tuple(other for other in group if other != piece)
+                following = (rest, *queue[1:]) if rest else queue[1:]
+                after = self.queues.number(_replaced(queues, session, following))
+                yield ("land", session, piece[0]), self._landed(state, session, piece, after, state[4])
+                if ghost.damages and piece[0] >= self.cells.first_granule:
+                    damaged = (piece[0], self.cells.number(b"damaged"))
+                    less = self.ghosts.number(evolve(ghost, damages=ghost.damages - 1))
+                    yield (
+                        ("damage", session, piece[0]),
+                        self._landed(state, session, damaged, after, less),
+                    )
+
+    def _landed(self, state: State, session: int, piece: Piece, queues: int, ghost: int) -> State | Violation:
+        cell, _ = piece
+        consumer = self.consumer.all[state[1]]
+        live = self.ghosts.values[state[4]].live
+        if not any(entry.session == session and entry.cells >> cell & 1 for entry in live):
+            where = self.cells.describe(cell)
+            for delivery in consumer.held:
+                if cell in self._cells_of(delivery):
+                    return Violation(
+                        2, f"{where} changes while the consumer holds {_message(delivery)} there"
+                    )
+            return Violation(5, f"a write of session {session} lands in {where}, which it does not own")
+        memory = self.memories.values[state[0]]
+        return (self._put(memory, piece), state[1], state[2], queues, ghost)
+
+    def _put(self, memory: Memory, piece: Piece) -> int:
+        cell, number = piece
+        return self.memories.number((*memory[:cell], number, *memory[cell + 1 :]))
+
+    # The consumer.
+
+    def _consumer_moves(self, state: State) -> Iterator[Move]:
+        local = self.consumer.all[state[1]]
+        if local.call is not None:
+            yield ("consume",), self._consumer_step(state, local)
+            if isinstance(local.step, Revoke):
+                for delivery in local.held:
+                    released, pieces = self.consumer.release_at_fence(local, delivery.sequence)
+                    after: State | Violation = state
+                    for piece in pieces:
+                        assert not isinstance(after, Violation)
+                        after = self._stored(after, local, piece, released)
+                    yield ("release", delivery.sequence), after
+            return
+        if len(local.held) < self.setting.held_max:
+            yield ("poll",), self._call(state, local, Poll())
+            if local.waits:
+                ghost = self._suspecting(state, local)
+                if ghost is not None:
+                    yield ("suspect",), self._call((*state[:4], ghost), local, Poll(late=True))
+        for delivery in local.held:
+            yield ("release", delivery.sequence), self._call(state, local, Release(delivery.sequence))
+
+    def _suspecting(self, state: State, local: LocalConsumer) -> int | None:
+        """The ghost after a suspicion; ``None`` if no wrong one is left."""
+        ghost = self.ghosts.values[state[4]]
+        if not self._may_still_commit(state, local, ghost):
+            return state[4]
+        if not ghost.suspicions:
+            return None
+        return self.ghosts.number(evolve(ghost, suspicions=ghost.suspicions - 1))
+
+    def _may_still_commit(self, state: State, local: LocalConsumer, ghost: Ghost) -> bool:
+        reserver = next((e.session for e in ghost.live if e.sequence == local.cursor), None)
+        if reserver is None:
+            return True
+        queue = self.queues.values[state[3]][reserver]
+        if queue is None:
+            return False
+        commit = self.cells.first_slot + local.cursor % self.setting.slots * 2
+        if not queue and self.memories.values[state[0]][commit]:
+            return False
+        return any(
+            number >= 0 and self.producers[producer].all[number].books[0] == reserver
+            for producer, number in enumerate(self.everybody.values[state[2]])
+        )
+
+    def _call(self, state: State, local: LocalConsumer, call: Call) -> State | Violation:
+        return self._consumer_step(state, self.consumer.call(local, call))
+
+    def _consumer_step(self, state: State, local: LocalConsumer) -> State | Violation:
+        step = local.step
+        if isinstance(step, Fetch):
+            memory = self.memories.values[state[0]]
+            return self._entered(state, self.consumer.after(local, self._seen(memory, step.cells)))
+        if isinstance(step, Put):
+            return self._stored(state, local, step.piece, self.consumer.after(local, None))
+        assert isinstance(step, Revoke)
+        for session in step.sessions:
+            state = self._revoked(state, session)
+        return self._entered(state, self.consumer.after(local, None))
+
+    def _seen(self, memory: Memory, cells: tuple[int, ...]) -> tuple[int, ...]:
+        """What a load fetches, without what the consumer demonstrably does not look at.
+
+        A slot without a commit word is not read further, and a consumer without hashes does not
+        look at the payload (the checker does, when it is handed over).
+        """
+        if cells[0] >= self.cells.first_granule:
+            return tuple([memory[cell] if self.setting.hashes else 0 for cell in cells])
+        if cells[0] >= self.cells.first_slot and not memory[cells[0]]:
+            return (0,) * len(cells)
+        return tuple([memory[cell] for cell in cells])
+
+    def _revoked(self, state: State, session: int) -> State:
+        """Nothing of ``session`` lands from here on."""
+        queues = _replaced(self.queues.values[state[3]], session, None)
+        everybody = tuple(
+            LOST if number >= 0 and self.producers[producer].all[number].books[0] == session else number
+            for producer, number in enumerate(self.everybody.values[state[2]])
+        )
+        return (
+            state[0],
+            state[1],
+            self.everybody.number(everybody),
+            self.queues.number(queues),
+            state[4],
+        )
+
+    def _stored(
+        self, state: State, local: LocalConsumer, piece: Piece, after: LocalConsumer
+    ) -> State | Violation:
+        cell, number = piece
+        ghost_number = state[4]
+        ghost = self.ghosts.values[ghost_number]
+        memory = self._put(self.memories.values[state[0]], piece)
+        if cell == HEAD_CELL:
+            _, head, _ = unpack_position(self.cells.word(number))
+            live = ghost.live
+            while live and live[0].sequence != head:
+                memory = self._emptied(memory, live[0])
+                live = live[1:]
+            ghost_number = self.ghosts.number(evolve(ghost, live=live))
+        elif cell < self.cells.first_slot and number:
+            identity = local.identities.get(cell - HEAD_CELL)
+            counted = self.cells.word(number)
+            if identity is not None and counted > ghost.handed[NAMES.index(identity)]:
+                return Violation(3, f"{counted} messages of {identity} are acknowledged, not all handed over")
+        return self._entered((memory, state[1], state[2], state[3], ghost_number), after)
+
+    def _emptied(self, memory: int, entry: Live) -> int:
+        """Memory that was given back loses its content, so that nobody can live on it.
+
+        With hashes on it keeps it: there a stale copy of the same bytes makes a difference.
+        """
+        before = self.memories.values[memory]
+        slot = self.cells.first_slot + entry.sequence % self.setting.slots * 2
+        if self.setting.hashes or before[slot]:
+            return memory
+        return self.memories.number(
+            tuple([0 if entry.cells >> cell & 1 else number for cell, number in enumerate(before)])
+        )
+
+    def _entered(self, state: State, local: LocalConsumer) -> State | Violation:
+        ghost_number = state[4]
+        for delivery in local.handed:
+            violation = self._judge(state, delivery)
+            if violation is not None:
+                return violation
+            ghost = self.ghosts.values[ghost_number]
+            producer = NAMES.index(delivery.identity)
+            handed = _replaced(ghost.handed, producer, ghost.handed[producer] + 1)
+            ghost_number = self.ghosts.number(evolve(ghost, handed=handed))
+        return (state[0], local.number, state[2], state[3], ghost_number)
+
+    def _judge(self, state: State, delivery: Delivery) -> Violation | None:
+        """Whether this is the next message of its producer, whole."""
+        producer = NAMES.index(delivery.identity)
+        handed = self.ghosts.values[state[4]].handed[producer]
+        memory = self.memories.values[state[0]]
+        found = tuple(memory[cell] for cell in self._cells_of(delivery))
+        if delivery.number < len(self._expected[producer]):
+            wanted = self._expected[producer][delivery.number]
+            if found == wanted:
+                if delivery.number == handed:
+                    return None
+                again = "again" if delivery.number < handed else f"before {delivery.identity}.{handed}"
+                return Violation(1, f"{_message(delivery)} is handed over {again}")
+        return Violation(2, f"{_message(delivery)} is handed over with bytes that are not its own")
+
+    def _cells_of(self, delivery: Delivery) -> tuple[int, ...]:
+        return self.cells.in_range(delivery.offset, delivery.length)
+
+    # A producer.
+
+    def _producer_moves(self, state: State, producer: int, number: int) -> Iterator[Move]:
+        ghost = self.ghosts.values[state[4]]
+        unfinished = ghost.handed[producer] < len(self.setting.messages[producer])
+        if ghost.crashes and unfinished:
+            yield ("crash", producer), self._crashed(state, producer)
+        if number == LOST:
+            if unfinished:
+                yield from self._reconnection(state, producer)
+            return
+        local = self.producers[producer].all[number]
+        step = local.step
+        if isinstance(step, Fetch):
+            memory = self.memories.values[state[0]]
+            outcome = tuple([memory[cell] for cell in step.cells])
+            after = self.producers[producer].after(local, outcome, self._now(ghost))
+            yield ("read", producer), self._with_producer(state, producer, after.number)
+        elif isinstance(step, Swap):
+            yield from self._swap(state, producer, local, step)
+
+    def _now(self, ghost: Ghost) -> float:
+        return float(ghost.clock)
+
+    def _with_producer(self, state: State, producer: int, number: int) -> State:
+        everybody = _replaced(self.everybody.values[state[2]], producer, number)
+        return (state[0], state[1], self.everybody.number(everybody), state[3], state[4])
+
+    def _crashed(self, state: State, producer: int) -> State:
+        ghost = self.ghosts.values[state[4]]
+        less = self.ghosts.number(evolve(ghost, crashes=ghost.crashes - 1))
+        return self._with_producer((*state[:4], less), producer, DEAD)
+
+    def _swap(self, state: State, producer: int, local: LocalProducer, swap: Swap) -> Iterator[Move]:
+        programs = self.producers[producer]
+        ghost = self.ghosts.values[state[4]]
+        now = self._now(ghost)
+        memory = self.memories.values[state[0]]
+        found = memory[TAIL_CELL]
+        if now > swap.not_after:
+            after = programs.after(local, EXPIRED, now)
+            yield ("expire", producer), self._with_producer(state, producer, after.number)
+            return
+        after = programs.after(local, self.cells.word(found), now + (found == swap.expected) * self._tick)
+        if found != swap.expected:
+            yield ("lose", producer), self._with_producer(state, producer, after.number)
+            return
+        reservation = self._reservation(swap, local)
+        if any(entry.cells & reservation.cells for entry in ghost.live):
+            yield (
+                ("win", producer),
+                Violation(5, "a reservation takes what still belongs to another one"),
+            )
+            return
+        ghost = evolve(ghost, live=(*ghost.live, reservation), clock=ghost.clock + self._tick)
+        state = (
+            self._put(memory, (TAIL_CELL, swap.desired)),
+            state[1],
+            state[2],
+            self._posted(state[3], reservation.session, swap.groups),
+            self.ghosts.number(ghost),
+        )
+        while isinstance(after.step, Post):
+            if ghost.crashes:
+                yield ("win-crash", producer), self._crashed(state, producer)
+            queues = self._posted(state[3], reservation.session, after.step.groups)
+            state = (*state[:3], queues, state[4])
+            after = programs.after(after, None, float(ghost.clock))
+        yield ("win", producer), self._with_producer(state, producer, after.number)
+
+    @property
+    def _tick(self) -> int:
+        return 0 if self.setting.moduli is None else 1
+
+    def _reservation(self, swap: Swap, local: LocalProducer) -> Live:
+        _, sequence, _ = unpack_position(self.cells.word(swap.expected))
+        session, _, end = unpack_position(self.cells.word(swap.desired))
+        slot = self.cells.first_slot + sequence % self.setting.slots * 2
+        cells = 1 << slot | 1 << slot + 1
+        for back in range(1, local.granules + 1):
+            cells |= 1 << self.cells.first_granule + (end - back) % self.setting.granules
+        return Live(sequence, session, cells)
+
+    def _posted(self, queues: int, session: int, groups: tuple[Group, ...]) -> int:
+        before = self.queues.values[queues]
+        queue = before[session]
+        assert queue is not None
+        return self.queues.number(_replaced(before, session, queue + groups))
+
+    # Connections.
+
+    def _reconnection(self, state: State, producer: int) -> Iterator[Move]:
+        local = self.consumer.all[state[1]]
+        if not (local.call is None or isinstance(local.step, Revoke)) or not local.can_open:
+            return
+        if NAMES[producer] in local.identities.values():
+            return
+        opened = self.consumer.open(local, NAMES[producer])
+        ghost = self.ghosts.values[state[4]]
+        if opened.first_number > ghost.handed[producer]:
+            yield (
+                ("reconnect", producer),
+                Violation(3, f"{NAMES[producer]} is told of {opened.first_number} messages handed over"),
+            )
+            return
+        connected = self.producers[producer].connected(opened.session, opened.first_number, self._now(ghost))
+        before = self.queues.values[state[3]]
+        queue = before[opened.session] or ()
+        queues = self.queues.number(_replaced(before, opened.session, queue))
+        after = (state[0], opened.local.number, state[2], queues, state[4])
+        yield ("reconnect", producer), self._with_producer(after, producer, connected.number)
+
+    def _connection_moves(self, state: State) -> Iterator[Move]:
+        local = self.consumer.all[state[1]]
+        if not (local.call is None or isinstance(local.step, Revoke)):
+            return
+        ghost = self.ghosts.values[state[4]]
+        queues = self.queues.values[state[3]]
+        everybody = self.everybody.values[state[2]]
+        for session, identity in local.identities.items():
+            if queues[session] is None:
+                continue
+            alive = everybody[NAMES.index(identity)] != DEAD
+            if alive and not ghost.cuts:
+                continue
+            if not alive and not self.setting.deaths_noticed:
+                continue
+            less = self.ghosts.number(evolve(ghost, cuts=ghost.cuts - alive))
+            closed = self.consumer.close(local, session)
+            yield ("cut", session), self._revoked((state[0], closed.number, *state[2:4], less), session)
+
+
+def _content(name: str, number: int, granules: int) -> bytes:
+    return b"".join(f"{name}.{number}.{granule}".encode().ljust(GRANULE_BYTES) for granule in range(granules))
+
+
+def _message(delivery: Delivery) -> str:
+    return f"{delivery.identity}.{delivery.number}"
+
+
+Item = TypeVar("Item")
+
+
+def _replaced(items: tuple[Item, ...], place: int, item: Item) -> tuple[Item, ...]:
+    return (*items[:place], item, *items[place + 1 :])
