@@ -130,11 +130,6 @@ def _strict_scalar(value: Any, wanted: Any) -> Any:
     raise CodecError(f"a {type(value).__name__} where {wanted.__name__} is wanted")
 
 
-def _strict_any(value: Any, _wanted: Any) -> Any:
-    """An untyped field may hold plain values only, never a tag."""
-    return TreeReader(()).read(value)
-
-
 def _structure_sequence(annotation: Any) -> Callable[[Any, Any], Any]:
     """By itself cattrs iterates over whatever it gets, a text for instance; insist on an array."""
     arguments = get_args(annotation)
@@ -237,12 +232,13 @@ def _write_plain_value(value: Any) -> Any:
 
 
 def _read_plain_value(tree: Any, _wanted: Any) -> Any:
+    """Untyped fields, too: nothing of the format's own may be left in a message."""
     return materialise(TreeReader(()).read(tree), ANY)
 
 
 for _scalar in (bool, int, float, str, bytes):
     _converter.register_structure_hook(_scalar, _strict_scalar)
-_converter.register_structure_hook_func(lambda each: each is Any, _strict_any)
+_converter.register_structure_hook_func(lambda each: each is Any, _read_plain_value)
 _converter.register_structure_hook_func(_is_enum, _structure_enum)
 _converter.register_structure_hook_factory(_is_sequence, _structure_sequence)
 _converter.register_structure_hook_factory(_is_mapping, _structure_mapping)

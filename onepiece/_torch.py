@@ -67,8 +67,9 @@ def buffer(tensor: "torch.Tensor") -> memoryview:
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-    # Contiguous first: of an expanded tensor on another device only its elements cross over.
-    flat = plain.contiguous().view(-1).view(torch.uint8)
+    # Contiguous first: of an expanded tensor on another device only its elements cross over. Then the
+    # strides anew, as torch calls a tensor of one element contiguous whatever its stride.
+    flat = plain.contiguous().as_strided((plain.numel(),), (1,)).view(torch.uint8)
     array: np.ndarray[Any, Any] = flat.cpu().numpy()
     return array.data
 
@@ -82,9 +83,7 @@ def from_buffer(name: str, shape: tuple[int, ...], view: memoryview, device: str
     """A new tensor on ``device`` with the buffer's elements; the caller has checked the sizes."""
     torch = _module()
     dtype = getattr(torch, name)
-    if not view.nbytes:
-        return torch.empty(shape, dtype=dtype, device=device)
-    source = np.frombuffer(view, np.uint8)
+    source = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
     if device != "cpu" and source.flags.writeable:
         # Blocks until the copy has taken place, so the view may be given back behind it.
         flat = torch.from_numpy(source).to(device)

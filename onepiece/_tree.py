@@ -78,6 +78,8 @@ class TreeWriter:
                 if not isinstance(key, str):
                     raise CodecError(f"{path}: the key {key!r} is no str")
             return {str(key): self.write(item, f"{path}[{key!r}]", depth) for key, item in value.items()}
+        if isinstance(value, np.generic):
+            raise CodecError(f"{path}: a {kind.__name__} of numpy; send value.item() or numpy.asarray(value)")
         names = record_fields(kind)
         if names is None:
             raise CodecError(
