@@ -104,7 +104,7 @@ class SubmissionReader:
     def _kind(self, request: Request) -> tuple[str, int]:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         bounds = {
-            JSON_CONTENT_TYPE: self.options.json_bytes_max,
+            JSON_CONTENT_TYPE: min(self.options.json_bytes_max, self.options.body_bytes_max),
             MULTIPART_CONTENT_TYPE: self.options.body_bytes_max,
             VALUE_CONTENT_TYPE: self.options.body_bytes_max,
         }

@@ -22,8 +22,8 @@ class ProxyOptions:
     body_bytes_max: int = 256 * MEBIBYTE
     """The largest body of one request."""
     json_bytes_max: int = 16 * MEBIBYTE
-    """The largest JSON; larger inputs go as multipart, or from the Python client."""
-    bodies_bytes_max: int = 1024 * MEBIBYTE
+    """The largest JSON, if a body may be that large; larger inputs go as multipart, or from our client."""
+    bodies_bytes_max: int = field()
     """What all bodies that are being read may take together; beyond it requests are rejected."""
     body_timeout_seconds: float = 300.0
     """How long a body may take to arrive."""
@@ -37,14 +37,18 @@ class ProxyOptions:
     convert_bytes_max: int = 64 * MEBIBYTE
     """The largest result that is converted for a client that does not take it as it is stored."""
 
+    @bodies_bytes_max.default
+    def _some_bodies(self) -> int:
+        return 4 * self.body_bytes_max
+
     def __attrs_post_init__(self) -> None:
         for name, value in attrs.asdict(self).items():
             if value <= 0:
                 raise ConfigError(f"the proxy's {name} is {value!r}: give a number above 0")
-        if not self.json_bytes_max <= self.body_bytes_max <= self.bodies_bytes_max:
+        if self.bodies_bytes_max < self.body_bytes_max:
             raise ConfigError(
-                "the proxy's json_bytes_max, body_bytes_max and bodies_bytes_max must not decrease in this "
-                f"order: {self.json_bytes_max}, {self.body_bytes_max}, {self.bodies_bytes_max}"
+                f"the proxy's bodies_bytes_max is {self.bodies_bytes_max!r}: it must hold one body of "
+                f"body_bytes_max, {self.body_bytes_max}"
             )
 
 

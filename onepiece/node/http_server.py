@@ -4,11 +4,9 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
 
 import anyio
 import uvicorn
-from attrs import frozen
 from starlette.types import ASGIApp
 
 from onepiece.errors import ConfigError
@@ -17,22 +15,6 @@ BACKLOG = 1024
 CONNECTIONS_MAX = 8192
 HEADER_BYTES_MAX = 64 << 10
 IDLE_SECONDS = 30
-
-
-@frozen
-class HttpServer:
-    """A server that is listening."""
-
-    host: str
-    port: int
-    """The bound port, also where port 0 was asked for."""
-    scheme: str
-
-    @property
-    def url(self) -> str:
-        """Where clients find it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
 
 
 class _Server(uvicorn.Server):
@@ -56,21 +38,23 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def serve(
     application: ASGIApp,
-    *,
     host: str = "127.0.0.1",
     port: int = 0,
+    *,
     shutdown_seconds: int = 5,
     tls_certificate: str | None = None,
     tls_key: str | None = None,
-) -> AsyncIterator[HttpServer]:
+) -> AsyncIterator[int]:
     """Serve an application while the block lasts.
 
     Leaving the block stops listening at once, tells the application (its ``stopping`` event, if it
     has one) and gives requests in progress ``shutdown_seconds`` to end, then cancels them.
 
+    Yields the bound port.
+
     Args:
         application: What answers.
-        host: The address to bind.
+        host: The address to bind; an IPv6 address may stand in brackets.
         port: The port; 0 takes a free one.
         shutdown_seconds: The bound on leaving.
         tls_certificate: A PEM file; with it the server speaks TLS only.
@@ -84,12 +68,12 @@ async def serve(
     listening = _bind(host, port)
     try:
         server = _Server(_config(application, shutdown_seconds, tls_certificate, tls_key))
-        bound: tuple[Any, ...] = listening.getsockname()
+        bound_port: int = listening.getsockname()[1]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_run, server, listening)
             try:
                 await server.up.wait()
-                yield HttpServer(bound[0], bound[1], "https" if tls_certificate else "http")
+                yield bound_port
             finally:
                 stopping = getattr(application, "stopping", None)
                 if stopping is not None:
@@ -106,6 +90,7 @@ async def _run(server: _Server, listening: socket.socket) -> None:
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    host = host.removeprefix("[").removesuffix("]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:

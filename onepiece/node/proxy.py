@@ -37,7 +37,10 @@ from onepiece.node.http_boundary import ErrorBoundary
 from onepiece.node.http_events import EventStream, parse_last_event_id
 from onepiece.node.http_options import BodyBudget, ProxyOptions
 from onepiece.node.http_results import ResultResponse, convert, parse_range
+from onepiece.node.http_server import serve
 from onepiece.requests import RequestState
+
+__all__ = ["ProxyApp", "ProxyOptions", "build_app", "serve"]
 
 LIST_MAX: Final = 1000
 LIST_DEFAULT: Final = 100

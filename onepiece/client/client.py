@@ -1,0 +1,217 @@
+"""The asynchronous client of a proxy."""
+
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar, overload
+
+import anyio
+from attrs import define, field
+
+from onepiece.client._http import Body, ClientOptions, ProxyConnection, pause
+from onepiece.client.api import (
+    KEY_HEADER,
+    NodeInfo,
+    WorkflowInfo,
+    node_from_plain,
+    status_from_plain,
+    workflow_from_plain,
+)
+from onepiece.client.handle import RequestHandle
+from onepiece.codec import VALUE_CONTENT_TYPE, Packed, pack
+from onepiece.errors import InvalidInput, NodeUnreachable, NotReady
+from onepiece.graph import TypeSpec
+from onepiece.requests import RequestStatus
+from onepiece.workflow import Workflow, WorkflowCall
+
+Output = TypeVar("Output")
+
+SEND_BYTES: Final = 256 << 10
+"""Buffers go to the socket in pieces of this size, so that none is copied whole."""
+
+
+@asynccontextmanager
+async def connect(url: str, options: ClientOptions | None = None) -> AsyncIterator["Client"]:
+    """Talk to a proxy while the block lasts.
+
+    Nothing is sent before the first call: a proxy that does not answer is told by that call, or by
+    ``wait_ready``.
+
+    Args:
+        url: ``http://host:port`` of any node with the role proxy.
+        options: How patient to be.
+
+    Raises:
+        ConfigError: The URL is unusable.
+
+    Cancelled: connections are closed; requests go on.
+    """
+    async with ProxyConnection.open(url, options or ClientOptions()) as connection:
+        yield Client(connection)
+
+
+@define(eq=False)
+class Client:
+    """A client of one proxy; made by ``connect``. Its methods may be called concurrently.
+
+    Every call that finds nobody is repeated a few times with growing pauses; all of them are safe to
+    repeat. A rejection (``Overloaded``, ``NotReady``) is told at once and never repeated by itself:
+    ``fields["retry_after_seconds"]`` says when it makes sense to.
+    """
+
+    _connection: ProxyConnection = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """The proxy's URL."""
+        return self._connection.url
+
+    @overload
+    async def submit(
+        self, call: WorkflowCall[Output], /, *, timeout: float | None = ..., key: str | None = ...
+    ) -> RequestHandle[Output]: ...
+
+    @overload
+    async def submit(
+        self,
+        call: str,
+        /,
+        inputs: Mapping[str, Any] | None = ...,
+        *,
+        timeout: float | None = ...,
+        key: str | None = ...,
+    ) -> RequestHandle[Any]: ...
+
+    async def submit(
+        self,
+        call: WorkflowCall[Any] | str,
+        /,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        key: str | None = None,
+    ) -> RequestHandle[Any]:
+        """Submit a request; it is accepted when this returns.
+
+        Args:
+            call: A workflow called with its inputs, or a workflow's name.
+            inputs: With a name: the inputs.
+            timeout: Seconds from now after which the request fails with ``DeadlineExceeded``; the
+                proxy's default unless given.
+            key: Names the request for its submitter: the same key again gives the same request, from
+                this process or any other. One is made if none is given, so that a reply that got
+                lost never makes a second request.
+
+        Raises:
+            Rejected: ``UnknownWorkflow``, ``InvalidInput`` (the field is named), ``PayloadTooLarge``,
+                ``NotReady``, ``Overloaded``: nothing of it is kept.
+            CodecError: An input has no form on the wire; it is named.
+            NodeUnreachable: Nobody answers.
+
+        Cancelled: the request may have been accepted; submitting again with the same ``key`` tells.
+        """
+        returns: TypeSpec | None = None
+        if isinstance(call, WorkflowCall):
+            if inputs is not None:
+                raise InvalidInput("inputs are given twice: with the workflow's call, and beside it")
+            workflow, inputs, returns = call.workflow, call.inputs, call.returns
+        else:
+            workflow = call
+        packed = pack(None, inputs or {})
+        query = {"workflow": workflow}
+        if timeout is not None:
+            query["timeout_seconds"] = repr(float(timeout))
+        headers = {
+            KEY_HEADER: key if key is not None else secrets.token_urlsafe(18),
+            "Content-Type": VALUE_CONTENT_TYPE,
+            "Content-Length": str(packed.length),
+        }
+        answer = await self._connection.call(
+            "POST", "/v1/requests", query=query, headers=headers, body=_body(packed)
+        )
+        return RequestHandle(status_from_plain(answer).uid, self._connection, returns)
+
+    @overload
+    def attach(self, uid: str, workflow: Workflow[..., Output]) -> RequestHandle[Output]: ...
+
+    @overload
+    def attach(self, uid: str, workflow: None = ...) -> RequestHandle[Any]: ...
+
+    def attach(self, uid: str, workflow: Workflow[..., Any] | None = None) -> RequestHandle[Any]:
+        """The handle of a request that was submitted before, here or elsewhere; nothing is sent.
+
+        Args:
+            uid: The request's UID.
+            workflow: Its workflow, for the type of the result; needed only where that holds objects
+                of classes of yours.
+        """
+        return RequestHandle(uid, self._connection, workflow.graph.returns if workflow else None)
+
+    async def requests(self, *, limit: int = 100, state: str | None = None) -> Sequence[RequestStatus]:
+        """The latest requests, newest first.
+
+        Args:
+            limit: How many at most.
+            state: Only those in this state.
+
+        Raises:
+            InvalidInput: The limit or the state is out of range.
+            NodeUnreachable: Nobody answers.
+        """
+        query = {"limit": str(limit)} | ({"state": state} if state is not None else {})
+        answer = await self._connection.call("GET", "/v1/requests", query=query)
+        return [status_from_plain(each) for each in answer["requests"]]
+
+    async def workflows(self) -> Sequence[WorkflowInfo]:
+        """What can be submitted.
+
+        Raises:
+            NodeUnreachable: Nobody answers.
+        """
+        answer = await self._connection.call("GET", "/v1/workflows")
+        return [workflow_from_plain(each) for each in answer["workflows"]]
+
+    async def nodes(self) -> Sequence[NodeInfo]:
+        """The members of the set, as the proxy sees them.
+
+        Raises:
+            NodeUnreachable: Nobody answers.
+        """
+        answer = await self._connection.call("GET", "/v1/nodes")
+        return [node_from_plain(each) for each in answer["nodes"]]
+
+    async def wait_ready(self, timeout: float | None = None) -> None:
+        """Wait until every stage of every workflow is loaded.
+
+        Args:
+            timeout: Seconds to wait at most; for ever unless given.
+
+        Raises:
+            NotReady: Time is over; the message says what was missing.
+            NodeUnreachable: Time is over, and nobody answered.
+        """
+        attempt = 0
+        latest: NotReady | NodeUnreachable | None = None
+        with anyio.move_on_after(timeout):
+            while True:
+                try:
+                    await self._connection.call("GET", "/readyz")
+                except (NotReady, NodeUnreachable) as error:
+                    latest = error
+                else:
+                    return
+                await pause(attempt)
+                attempt += 1
+        raise latest or NodeUnreachable(f"{self.url} did not answer within {timeout} seconds", url=self.url)
+
+
+def _body(packed: Packed) -> Body:
+    """A body that can be sent again, should the connection break."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for part in packed.parts:
+            view = memoryview(part)
+            for start in range(0, len(view), SEND_BYTES):
+                yield bytes(view[start : start + SEND_BYTES])
+
+    return pieces
