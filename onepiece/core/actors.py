@@ -109,8 +109,10 @@ class Actor:
 
     actor_id: int
     stage: str
+    workflow: str
+    """The workflow it was assigned from; others may share it."""
     digest: str
-    """Of the workflow version it was assigned from."""
+    """Of that workflow then."""
     node_id: str
     incarnation: int
     devices: tuple[str, ...]
@@ -127,14 +129,18 @@ class Actor:
     address: str = ""
     error: str | None = None
     """Why it failed; it is stopping then."""
+    stop_reason: str = ""
 
     @classmethod
-    def adopted(cls, report: ActorReport, node: NodeInfo, memory_bytes: int, now: float) -> Self:
+    def adopted(
+        cls, report: ActorReport, workflow: str, node: NodeInfo, memory_bytes: int, now: float
+    ) -> Self:
         """An actor that an earlier manager placed, as its node reports it."""
         is_ready = report.state is ActorState.READY
         return cls(
             actor_id=report.actor_id,
             stage=report.stage,
+            workflow=workflow,
             digest=report.digest,
             node_id=node.node_id,
             incarnation=node.incarnation,

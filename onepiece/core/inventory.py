@@ -185,6 +185,12 @@ def stage_needs(workflows: Iterable[RegisteredWorkflow]) -> dict[str, StageNeed]
     return needs
 
 
+def users_of(stage: str, workflows: Iterable[RegisteredWorkflow]) -> list[RegisteredWorkflow]:
+    """The workflows that have the stage, by name."""
+    users = [each for each in workflows if any(need.stage == stage for need in each.stages)]
+    return sorted(users, key=lambda workflow: workflow.name)
+
+
 def shortened(reason: str) -> str:
     """The reason, cut in its middle if it is longer than ``REASON_CHARACTERS_MAX``."""
     if len(reason) <= REASON_CHARACTERS_MAX:

@@ -271,11 +271,10 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         effects: list[ManagerEffect] = self._outbid(event) if isinstance(event, HeartbeatReceived) else []
         for effect in self._membership.handle(event, now):
             effects.append(effect)
-            if isinstance(effect, NodeJoined) and self._first_joined_at is None:
-                self._first_joined_at = now
             match effect:
-                case NodeJoined(node=node) if node.is_worker:
-                    effects += self._place(WorkerJoined(node), now)
+                case NodeJoined():
+                    assert isinstance(event, HeartbeatReceived)
+                    effects += self._on_joined(event, now)
                 case NodeSuspected(node_id=node_id) if node_id in self._placement.workers:
                     worker = self._placement.workers[node_id]
                     effects += self._place(
@@ -283,11 +282,18 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
                     )
                 case NodeDied(node_id=node_id) if node_id in self._placement.workers:
                     effects += self._place(WorkerDied(node_id), now)
-        if isinstance(event, HeartbeatReceived):
+        if isinstance(event, HeartbeatReceived) and not any(isinstance(e, NodeJoined) for e in effects):
             effects += self._on_accepted_heartbeat(event, now)
         elif isinstance(event, Tick):
             effects += self._place(TimePassed(), now)
         return effects
+
+    def _on_joined(self, event: HeartbeatReceived, now: float) -> list[ManagerEffect]:
+        if self._first_joined_at is None:
+            self._first_joined_at = now
+        if not event.node.is_worker:
+            return []
+        return self._place(WorkerJoined(event.node, event.actors, event.draining), now)
 
     def _outbid(self, event: HeartbeatReceived) -> list[ManagerEffect]:
         """Take an epoch above that of a table a node has: else it would ignore this manager for ever."""

@@ -290,7 +290,7 @@ def _unplaced_message(need: StageNeed, kind: DeviceKind, instances: int, devices
     more = f" for each of {instances} more instances" if instances > 1 else ""
     head = f"stage {need.stage} needs {format_bytes(need.memory_bytes)} on{each} {wish}{more}"
     if not devices:
-        return f"{head}, and no worker has such a device; start one that has"
+        return f"{head}, and no worker that takes new actors has such a device; start one that has"
     shown = ", ".join(devices[:_SHOWN_DEVICES_MAX])
     hidden = len(devices) - _SHOWN_DEVICES_MAX
     rest = f" and {hidden} more with too little" if hidden > 0 else ""

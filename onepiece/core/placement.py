@@ -40,6 +40,7 @@ from onepiece.core.inventory import (
     StageNeed,
     shortened,
     stage_needs,
+    users_of,
 )
 from onepiece.core.machine import Machine
 from onepiece.core.packing import Chosen, desired_instances, pack
@@ -117,7 +118,7 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         """By stage: why it has fewer ready actors than it should, in words."""
         found = dict(self._unplaced)
         for stage, trouble in self._troubles.items():
-            if self._count(stage, {ActorLife.READY}) < self._wanted[stage]:
+            if trouble.failures and self._count_ready(stage) < self._wanted[stage]:
                 found[stage] = self.config.retries.describe(trouble)
         if not self._is_open:
             counts = f"{len(self._workers)} of {self.config.workers_expected} joined so far"
@@ -128,9 +129,7 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
     def next_deadline(self, now: float) -> float | None:
         """When placement begins, a stage is tried again, or a load has taken too long."""
         deadlines = [trouble.retry_at for trouble in self._troubles.values() if trouble.retry_at is not None]
-        opens_at = self._opens_at()
-        if opens_at is not None:
-            deadlines.append(opens_at)
+        deadlines += [] if (opens_at := self._opens_at()) is None else [opens_at]
         deadlines += [
             actor.loads_since + self.config.load_seconds_max
             for actor in self._actors.values()
@@ -165,17 +164,16 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
                 self._troubles.clear()
                 self._is_dirty = True
             case WorkerJoined():
-                self._on_joined(event, now)
-            case WorkerChanged():
-                worker = self._workers[event.node_id]
-                self._workers[event.node_id] = evolve(worker, suspect=event.suspect, draining=event.draining)
+                effects += self._on_joined(event, now)
+            case WorkerChanged(node_id, suspect, draining):
+                self._workers[node_id] = Worker(self._workers[node_id].node, suspect, draining)
                 self._is_dirty = True
             case WorkerDied():
                 del self._workers[event.node_id]
                 self._actors = {i: a for i, a in self._actors.items() if a.node_id != event.node_id}
                 self._is_dirty = True
             case ActorsReported():
-                effects += self._on_reported(event, now)
+                effects += self._on_reported(event.node_id, event.actors, now)
             case DemandChanged():
                 self._demand = dict(event.instances)
                 self._is_dirty = True
@@ -187,14 +185,15 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
             effects += self._replan(now)
         return effects
 
-    def _on_joined(self, event: WorkerJoined, now: float) -> None:
+    def _on_joined(self, event: WorkerJoined, now: float) -> list[PlacementEffect]:
         assert event.node.node_id not in self._workers, "its older incarnation died before"
-        self._workers[event.node.node_id] = Worker(event.node)
+        self._workers[event.node.node_id] = Worker(event.node, draining=event.draining)
         if self._first_joined_at is None:
             self._first_joined_at = now
         self._last_joined_at = now
-        self._troubles.clear()
+        self._troubles = {stage: trouble.forgiven() for stage, trouble in self._troubles.items()}
         self._is_dirty = True
+        return self._on_reported(event.node.node_id, event.actors, now)
 
     def _on_time(self, now: float) -> list[PlacementEffect]:
         opens_at = self._opens_at()
@@ -224,24 +223,26 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
 
     # --- reports
 
-    def _on_reported(self, event: ActorsReported, now: float) -> list[PlacementEffect]:
-        effects = self._skip_used_ids(event.actors)
-        reports = {report.actor_id: report for report in event.actors}
-        for actor in [a for a in self._actors.values() if a.node_id == event.node_id]:
+    def _on_reported(
+        self, node_id: str, actors: tuple[ActorReport, ...], now: float
+    ) -> list[PlacementEffect]:
+        effects = self._skip_used_ids(actors)
+        reports = {report.actor_id: report for report in actors}
+        for actor in [each for each in self._actors.values() if each.node_id == node_id]:
             report = reports.pop(actor.actor_id, None)
             if report is None:
                 effects += self._on_absent(actor, now)
             else:
                 effects += self._on_present(actor, report, now)
         for report in reports.values():
-            effects += self._on_unknown(self._workers[event.node_id].node, report, now)
+            effects += self._on_unknown(self._workers[node_id].node, report, now)
         return effects
 
     def _on_present(self, actor: Actor, report: ActorReport, now: float) -> list[PlacementEffect]:
         actor = self._actors[actor.actor_id] = evolve(actor, was_reported=True, address=report.address)
         if actor.life is ActorLife.STOPPING:
-            is_obeying = report.state is ActorState.DRAINING
-            return [] if is_obeying or not self._is_due(actor, now) else [self._order_stop(actor, now)]
+            obeys = report.state is ActorState.DRAINING or not self._is_due(actor, now)
+            return [] if obeys else [self._order_stop(actor, now)]
         if report.stage != actor.stage:
             return self._fail(actor, f"its node has an actor of {report.stage} under this id", now)
         if report.digest and report.digest != actor.digest:
@@ -283,7 +284,8 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
             order = Unassign(report.actor_id, reason, self.manager_epoch)
             return [SendUnassign(node.node_id, node.incarnation, order)]
         memory_bytes = self._needs[report.stage].memory_bytes
-        self._actors[report.actor_id] = Actor.adopted(report, node, memory_bytes, now)
+        workflow = next(each for each in self.workflows if each.digest == report.digest)
+        self._actors[report.actor_id] = Actor.adopted(report, workflow.name, node, memory_bytes, now)
         self._is_dirty = True
         return []
 
@@ -353,7 +355,8 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
 
     def _is_outdated(self, actor: Actor) -> bool:
         is_other_size = actor.memory_bytes != self._needs[actor.stage].memory_bytes
-        return is_other_size or actor.digest not in self._digests(actor.stage)
+        registered = {workflow.name: workflow.digest for workflow in self.workflows}
+        return is_other_size or registered.get(actor.workflow, actor.digest) != actor.digest
 
     def _place_missing(self, now: float) -> list[PlacementEffect]:
         self._unplaced = {}
@@ -395,10 +398,12 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
     def _new_actor(self, chosen: Chosen, now: float) -> Actor:
         actor_id = self._next_actor_id
         self._next_actor_id += 1
+        workflow = users_of(chosen.stage, self.workflows)[0]
         return Actor(
             actor_id=actor_id,
             stage=chosen.stage,
-            digest=self._workflow_of(chosen.stage).digest,
+            workflow=workflow.name,
+            digest=workflow.digest,
             node_id=chosen.node_id,
             incarnation=self._workers[chosen.node_id].node.incarnation,
             devices=chosen.devices,
@@ -410,7 +415,7 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
     def _stop_replaced(self, now: float) -> list[PlacementEffect]:
         effects: list[PlacementEffect] = []
         for actor in [a for a in self._actors.values() if a.life is ActorLife.RETIRING]:
-            if self._count(actor.stage, {ActorLife.READY}) >= self._wanted[actor.stage]:
+            if self._count_ready(actor.stage) >= self._wanted[actor.stage]:
                 effects += self._stop(actor, "its replacement is ready", now)
             elif self._is_outdated(actor) and actor.stage in self._unplaced:
                 effects += self._stop(actor, "it makes room for the version that replaces it", now)
@@ -445,18 +450,20 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
 
     def _stop(self, actor: Actor, reason: str, now: float) -> list[PlacementEffect]:
         self._is_dirty = True
-        return [self._order_stop(actor.moved(ActorTrigger.STOPPED, now), now, reason)]
+        stopping = evolve(actor.moved(ActorTrigger.STOPPED, now), stop_reason=reason)
+        return [self._order_stop(stopping, now)]
 
-    def _order_stop(
-        self, actor: Actor, now: float, reason: str = "it was told to stop before"
-    ) -> SendUnassign:
+    def _order_stop(self, actor: Actor, now: float) -> SendUnassign:
         self._actors[actor.actor_id] = evolve(actor, ordered_at=now)
-        order = Unassign(actor.actor_id, reason, self.manager_epoch)
+        order = Unassign(actor.actor_id, actor.stop_reason, self.manager_epoch)
         return SendUnassign(actor.node_id, actor.incarnation, order)
 
     def _order_start(self, actor: Actor, now: float) -> SendAssign:
-        self._actors[actor.actor_id] = evolve(actor, ordered_at=now)
-        workflow = self._workflow_of(actor.stage)
+        users = users_of(actor.stage, self.workflows)
+        workflow = next((each for each in users if each.name == actor.workflow), users[0])
+        self._actors[actor.actor_id] = evolve(
+            actor, ordered_at=now, workflow=workflow.name, digest=workflow.digest
+        )
         order = Assign(
             actor_id=actor.actor_id,
             stage=actor.stage,
@@ -474,19 +481,14 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
     def _is_due(self, actor: Actor, now: float) -> bool:
         return now >= actor.ordered_at + self.config.resend_seconds
 
-    def _count(self, stage: str, lives: Iterable[ActorLife]) -> int:
-        return sum(actor.stage == stage and actor.life in lives for actor in self._actors.values())
+    def _count_ready(self, stage: str) -> int:
+        return sum(a.stage == stage and a.life is ActorLife.READY for a in self._actors.values())
 
     def _count_serving(self, stage: str) -> int:
         return sum(actor.stage == stage and actor.serves for actor in self._actors.values())
 
-    def _workflow_of(self, stage: str) -> RegisteredWorkflow:
-        """The first by name of the workflows that use the stage."""
-        users = [w for w in self.workflows if any(need.stage == stage for need in w.stages)]
-        return min(users, key=lambda workflow: workflow.name)
-
     def _digests(self, stage: str) -> set[str]:
-        return {w.digest for w in self.workflows if any(need.stage == stage for need in w.stages)}
+        return {workflow.digest for workflow in users_of(stage, self.workflows)}
 
     def _falls_back(self) -> bool:
         """GPU stages run on processors, as no worker has any GPU."""

@@ -47,9 +47,11 @@ class WorkflowsChanged:
 
 @frozen
 class WorkerJoined:
-    """A node that may run actors is there (a new incarnation)."""
+    """A node that may run actors is there (a new incarnation), with what it runs already."""
 
     node: NodeInfo
+    actors: tuple[ActorReport, ...] = ()
+    draining: bool = False
 
 
 @frozen

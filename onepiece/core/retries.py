@@ -1,12 +1,16 @@
 """Retries: when a stage that failed to load may be tried again, and when to give up.
 
 Failures are counted per stage and in a row. The pause doubles with each, up to a bound; after
-``attempts_max`` failures the stage is given up until its record is cleared (a worker joins, the
-workflows change): repeating what failed three times alike costs a load each time and hides the
+``attempts_max`` failures the stage is given up until that is forgiven (a worker joins, the workflows
+change): repeating what failed three times alike costs a load each time and hides the
 reason.
 """
 
+from typing import Final
+
 from attrs import evolve, frozen
+
+_NODES_MAX: Final = 16
 
 
 @frozen
@@ -15,8 +19,9 @@ class Trouble:
 
     reason: str
     """The last failure."""
+    failures: int
     nodes: tuple[str, ...]
-    """Where it failed, once for each failure."""
+    """Where it failed lately, once for each failure: nodes to avoid."""
     retry_at: float | None
     """None: the pause is over, or it is given up."""
 
@@ -27,6 +32,10 @@ class Trouble:
     def with_pause_over(self) -> "Trouble":
         """The same after the pause."""
         return evolve(self, retry_at=None)
+
+    def forgiven(self) -> "Trouble":
+        """It may be tried as often as at first; the nodes where it failed are still avoided."""
+        return evolve(self, failures=0, retry_at=None)
 
 
 @frozen
@@ -43,14 +52,15 @@ class RetryPolicy:
 
     def after_failure(self, earlier: Trouble | None, reason: str, node_id: str, now: float) -> Trouble:
         """The record after one more failure; ``earlier`` is None for the first in a row."""
-        nodes = (*(() if earlier is None else earlier.nodes), node_id)
-        pause = min(self.pause_seconds * 2.0 ** (len(nodes) - 1), self.pause_seconds_max)
-        retry_at = None if len(nodes) >= self.attempts_max else now + pause
-        return Trouble(reason, nodes, retry_at)
+        nodes = (*(() if earlier is None else earlier.nodes), node_id)[-_NODES_MAX:]
+        failures = 1 if earlier is None else earlier.failures + 1
+        pause = min(self.pause_seconds * 2.0 ** (failures - 1), self.pause_seconds_max)
+        retry_at = None if failures >= self.attempts_max else now + pause
+        return Trouble(reason, failures, nodes, retry_at)
 
     def is_given_up(self, trouble: Trouble) -> bool:
         """No further try is made."""
-        return len(trouble.nodes) >= self.attempts_max
+        return trouble.failures >= self.attempts_max
 
     def is_held_back(self, trouble: Trouble | None) -> bool:
         """No try is made now."""
@@ -58,7 +68,7 @@ class RetryPolicy:
 
     def describe(self, trouble: Trouble) -> str:
         """The record in words."""
-        times = len(trouble.nodes)
+        times = trouble.failures
         often = "" if times == 1 else f" {times} times in a row"
         after = "given up" if self.is_given_up(trouble) else "it will be tried again"
         return f"failed{often}, {after}: {trouble.reason}"
