@@ -61,7 +61,7 @@ from onepiece.core.placement_events import (
     WorkflowsChanged,
 )
 from onepiece.core.retries import Trouble
-from onepiece.core.workers import Worker, rooms_of
+from onepiece.core.workers import Worker, assert_memory_fits, rooms_of
 
 _ACTOR_ID_MAX: Final = 1 << 53
 """Beyond it a node's word is not believed."""
@@ -141,18 +141,12 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         """Ids, homes and memory of all actors."""
         assert len(self._actors) <= self.config.actors_max
         assert self._next_actor_id <= self._reserved_below
-        used: dict[tuple[str, str], int] = {}
         for actor_id, actor in self._actors.items():
             assert actor_id == actor.actor_id < self._next_actor_id
             assert actor.stage in self._needs or actor.life is ActorLife.STOPPING
             assert actor.incarnation == self._workers[actor.node_id].node.incarnation
             assert (actor.loads_since is not None) == (actor.life is ActorLife.LOADING)
-            for device in actor.devices:
-                used[actor.node_id, device] = used.get((actor.node_id, device), 0) + actor.memory_bytes
-        for worker in self._workers.values():
-            for device_info in worker.node.devices:
-                assert used.pop((worker.node.node_id, device_info.name), 0) <= device_info.memory_bytes
-        assert not used, "an actor is on a device that its node does not have"
+        assert_memory_fits(self._workers.values(), self._actors.values())
 
     # --- events
 
