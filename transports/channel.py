@@ -19,7 +19,8 @@ the sender still holds what was not seen to be taken.
 """
 
 from transports.receiver import DEFAULT_GEOMETRY, Delivery, Leniency, Receiver, open_receiver
-from transports.sender import Patience, Sender, Undelivered, open_sender
+from transports.sender import Sender, Undelivered, open_sender
+from transports.sender_link import Patience
 
 __all__ = [
     "DEFAULT_GEOMETRY",

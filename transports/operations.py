@@ -154,9 +154,7 @@ class Pause:
     attempt: int
 
 
-Operation: TypeAlias = (
-    Read | CompareAndSwap | FetchAndAdd | Chain | Guarded | Load | Store | Fence | Pause
-)
+Operation: TypeAlias = Read | CompareAndSwap | FetchAndAdd | Chain | Guarded | Load | Store | Fence | Pause
 
 _Result = TypeVar("_Result")
 

@@ -35,8 +35,6 @@ from transports.background import Background
 from transports.driver import Waiter, pause_seconds, run
 from transports.errors import (
     ChannelClosed,
-    ConnectFailed,
-    HandshakeRefused,
     MessageTooLarge,
     OperationTimeout,
     PeerLost,
@@ -44,12 +42,11 @@ from transports.errors import (
     SessionFenced,
     TransportError,
 )
-from transports.introductions import Hello, Welcome
-from transports.memory import Options, RemoteMemory, Transport
+from transports.memory import Options, Transport
 from transports.operations import Bytes, Pause, PauseReason
 from transports.registry import transport_for
-from transports.ring import Producer
 from transports.ring.layout import BYTE_MAX
+from transports.sender_link import Link, Patience, Session
 
 _BROKEN: Final = (PeerLost, SessionFenced, OperationTimeout)
 """What ends a session but not the channel: a new session may go on."""
@@ -58,15 +55,6 @@ _REFRESH_SECONDS: Final = (0.005, 0.25)
 """First and longest time between two looks at how much was delivered, while nothing is sent."""
 _REFRESH_DRAINING_SECONDS: Final = 0.01
 """The longest while somebody waits in ``drained``."""
-_RECONNECT_PAUSE_SECONDS: Final = (0.02, 0.5)
-
-
-@frozen
-class Patience:
-    """How long a sender tries before it calls its receiver gone."""
-
-    reconnect_seconds: float = 2.0
-    """Nobody answers at the address for this long."""
 
 
 @frozen(eq=False)
@@ -108,40 +96,15 @@ class _Abandoned(Exception):  # noqa: N818  # no error: it ends a program that h
     """The caller of ``send`` has gone, or its time is over, before anything was reserved."""
 
 
-@define(eq=False)
-class _Session:
-    """One session and the producer that runs on it."""
-
-    memory: RemoteMemory
-    producer: Producer
-    welcome: Welcome
-
-
 class Sender:
     """Sends messages to one receiver; opened by ``open_sender``."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        address: Address,
-        identity: str,
-        *,
-        options: Options,
-        patience: Patience,
-        clock: Callable[[], float],
-        rng: random.Random,
-    ) -> None:
-        self._transport = transport
-        self._address = address
-        self._identity = identity
-        self._hello = Hello(identity).to_bytes()
-        self._options = options
-        self._patience = patience
-        self._clock = clock
-        self._rng = rng
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._clock = link.clock
         self._loop = asyncio.get_running_loop()
         self._background = Background(self._fail)
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._requests: deque[_Request] = deque()
         self._kept: deque[Undelivered] = deque()
         self._next_number = 0
@@ -153,11 +116,12 @@ class Sender:
         self._in_hand: _Request | None = None
         self._progress: asyncio.Future[None] = self._loop.create_future()
         self._failure: BaseException | None = None
+        self._ended = asyncio.Event()
 
     @property
     def address(self) -> Address:
         """Where the receiver is."""
-        return self._address
+        return self._link.address
 
     @property
     def delivered(self) -> int:
@@ -205,7 +169,7 @@ class Sender:
             raise ValueError(f"kind and flags are 0 to {BYTE_MAX}, not {kind} and {flags}")
         may_wait = timeout_seconds is None or timeout_seconds > 0
         if not may_wait and self._waiting_for_room:
-            raise RingFull(f"{self._address} has no room and other sends wait for it already")
+            raise RingFull(f"{self.address} has no room and other sends wait for it already")
         request = _Request(
             kind=kind,
             flags=flags,
@@ -240,12 +204,24 @@ class Sender:
         finally:
             self._drainers -= 1
 
+    async def lost(self) -> None:
+        """Wait until the channel has ended, and raise why.
+
+        A receiver that is gone is noticed while messages are under way to it, or at the next send.
+
+        Raises:
+            PeerLost: The receiver is gone.
+            ChannelClosed: The sender was closed.
+        """
+        await self._ended.wait()
+        self._check()
+
     async def close(self) -> None:
         """End the session; waiting ``send`` and ``drained`` calls raise ``ChannelClosed``. Idempotent.
 
         What was posted may still arrive; what was not seen to arrive is listed by ``undelivered``.
         """
-        self._fail(ChannelClosed(f"the sender {self._identity!r} to {self._address} was closed"))
+        self._fail(ChannelClosed(f"the sender {self._link.identity!r} to {self.address} was closed"))
         await self._background.stop()
         if self._session is not None:
             await self._session.memory.close()
@@ -260,12 +236,7 @@ class Sender:
 
     async def open(self) -> None:
         """Open the first session and start the courier; called once, by ``open_sender``."""
-        memory = await self._transport.connect(self._address, self._hello, self._options)
-        try:
-            self._session = self._begin(memory)
-        except BaseException:
-            await memory.close()
-            raise
+        self._session = await self._link.open()
         self._next_number = self._session.welcome.first_number
         self._background.start(self._courier())
 
@@ -389,7 +360,7 @@ class Sender:
         return now
 
     async def _wait(self, pause: Pause) -> float:
-        seconds = pause_seconds(pause, self._rng)
+        seconds = pause_seconds(pause, self._link.rng)
         if pause.reason is PauseReason.CONTENDED:
             await asyncio.sleep(seconds)
             return self._clock()
@@ -408,8 +379,7 @@ class Sender:
         """
         while True:
             await self._current().memory.close()
-            session = await self._connect_again(cause)
-            self._session = session
+            session = self._session = await self._link.open_again(cause, self._next_number)
             self._let_go()
             try:
                 for message in tuple(self._kept):
@@ -421,58 +391,9 @@ class Sender:
                 self._look_soon()
                 return
 
-    async def _connect_again(self, cause: TransportError) -> _Session:
-        give_up_at = self._clock() + self._patience.reconnect_seconds
-        pause, longest = _RECONNECT_PAUSE_SECONDS
-        while True:
-            try:
-                memory = await self._transport.connect(self._address, self._hello, self._options)
-            except HandshakeRefused as error:
-                raise PeerLost(f"{self._address} does not take {self._identity!r} back: {error}") from error
-            except (ConnectFailed, OperationTimeout, PeerLost) as error:
-                if self._clock() >= give_up_at:
-                    raise PeerLost(
-                        f"{self._address} is gone: {cause}; then, for {self._patience.reconnect_seconds} s:"
-                        f" {error}"
-                    ) from error
-            else:
-                return await self._begin_again(memory)
-            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
-            pause = min(2 * pause, longest)
-
-    async def _begin_again(self, memory: RemoteMemory) -> _Session:
-        """Go on with a new session, if it is the same receiver that gave it."""
-        try:
-            session = self._begin(memory)
-            if session.welcome.generation != self._current().welcome.generation:
-                raise PeerLost(
-                    f"{self._address} was replaced by a new receiver, which knows nothing of before"
-                )
-            if session.welcome.first_number > self._next_number:
-                raise PeerLost(
-                    f"{self._address} has {session.welcome.first_number} messages of {self._identity!r}, of"
-                    f" which we sent {self._next_number}: another sender uses this identity"
-                )
-        except BaseException:
-            await memory.close()
-            raise
-        return session
-
-    def _begin(self, memory: RemoteMemory) -> _Session:
-        welcome = Welcome.from_bytes(memory.welcome)
-        producer = Producer(
-            welcome.geometry,
-            session=memory.session,
-            generation=welcome.generation,
-            first_number=welcome.first_number,
-            lease_seconds=welcome.lease_seconds,
-            guarded_bytes_max=memory.capabilities.guarded_bytes_max,
-        )
-        return _Session(memory, producer, welcome)
-
     # Shared by the courier and the callers.
 
-    def _current(self) -> _Session:
+    def _current(self) -> Session:
         assert self._session is not None, "open() comes first"
         return self._session
 
@@ -489,6 +410,7 @@ class Sender:
         if self._failure is not None:
             return
         self._failure = failure
+        self._ended.set()
         if self._in_hand is not None:
             self._in_hand.fail(self._error())
         while self._requests:
@@ -505,7 +427,7 @@ class Sender:
         assert failure is not None
         if isinstance(failure, TransportError):
             return type(failure)(*failure.args)
-        error = ChannelClosed(f"the sender {self._identity!r} to {self._address} failed: {failure!r}")
+        error = ChannelClosed(f"the sender {self._link.identity!r} to {self.address} failed: {failure!r}")
         error.__cause__ = failure
         return error
 
@@ -538,15 +460,16 @@ async def open_sender(
         TransportError: Whatever ``Transport.connect`` raises; ``UnknownScheme``; ``LayoutMismatch``.
     """
     address = Address.parse(address) if isinstance(address, str) else address
-    sender = Sender(
-        transport or transport_for(address),
-        address,
-        identity,
+    link = Link(
+        transport=transport or transport_for(address),
+        address=address,
+        identity=identity,
         options=options or Options(),
         patience=patience or Patience(),
         clock=clock,
         rng=rng or random.Random(),  # noqa: S311  # jitter, no secret
     )
+    sender = Sender(link)
     await sender.open()
     try:
         yield sender

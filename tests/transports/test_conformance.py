@@ -1,0 +1,51 @@
+"""Every transport passes the public suite unchanged."""
+
+from itertools import count
+
+import pytest
+
+from transports.address import Address
+from transports.local import LocalTransport
+from transports.memory import Options
+from transports.tcp import TcpTransport
+from transports.testing import (
+    ALL_CHANNEL_CHECKS,
+    ALL_REMOTE_MEMORY_CHECKS,
+    Check,
+    Maker,
+    Setting,
+)
+
+_NAMES = count()
+
+
+def local() -> Setting:
+    """A name of its own within this process."""
+    return Setting(LocalTransport(), Address.parse(f"local://conformance-{next(_NAMES)}"))
+
+
+def tcp() -> Setting:
+    """A free port of the loopback interface."""
+    return Setting(TcpTransport(), Address.parse("tcp://127.0.0.1:0"))
+
+
+def tcp_with_secret() -> Setting:
+    """The same, among members of a cluster."""
+    return Setting(TcpTransport(), Address.parse("tcp://127.0.0.1:0"), Options(secret=b"of this cluster"))
+
+
+MAKERS = [local, tcp, tcp_with_secret]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("check", ALL_REMOTE_MEMORY_CHECKS, ids=lambda check: check.__name__)
+async def test_remote_memory(check: Check, make: Maker) -> None:
+    """What the check's docstring says holds over this transport."""
+    await check(make())
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("check", ALL_CHANNEL_CHECKS, ids=lambda check: check.__name__)
+async def test_channel(check: Check, make: Maker) -> None:
+    """What the check's docstring says holds for a channel over this transport."""
+    await check(make())

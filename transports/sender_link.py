@@ -1,0 +1,130 @@
+"""How a sender gets to its receiver, and back to it: connecting, and telling it from its successor."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Final
+
+from attrs import define, field, frozen
+
+from transports.address import Address
+from transports.errors import (
+    ConnectFailed,
+    HandshakeRefused,
+    OperationTimeout,
+    PeerLost,
+    TransportError,
+)
+from transports.introductions import Hello, Welcome
+from transports.memory import Options, RemoteMemory, Transport
+from transports.ring import Producer
+
+_RECONNECT_PAUSE_SECONDS: Final = (0.02, 0.5)
+"""First and longest pause between two attempts to reach a receiver again."""
+
+
+@frozen
+class Patience:
+    """How long a sender tries before it calls its receiver gone."""
+
+    reconnect_seconds: float = 2.0
+    """Nobody answers at the address for this long."""
+
+
+@frozen(eq=False)
+class Session:
+    """One session and the producer that runs on it."""
+
+    memory: RemoteMemory
+    producer: Producer
+    welcome: Welcome
+
+
+@define(eq=False)
+class Link:
+    """The way to one receiver under one identity.
+
+    Args:
+        transport: Opens the sessions.
+        address: The receiver's, with the region's name.
+        identity: Under which the receiver counts our messages across sessions.
+        options: Secret, bounds and certificates.
+        patience: How long to try again.
+        clock: Monotonic seconds.
+        rng: Draws the jitter between attempts.
+    """
+
+    transport: Transport
+    address: Address
+    identity: str
+    options: Options
+    patience: Patience
+    clock: Callable[[], float]
+    rng: random.Random
+    _generation: int | None = field(default=None, init=False)
+
+    async def open(self) -> Session:
+        """Open the first session; raises what ``Transport.connect`` raises, and ``LayoutMismatch``."""
+        memory = await self.transport.connect(self.address, self._hello(), self.options)
+        return await self._begin(memory)
+
+    async def open_again(self, cause: TransportError, sent: int) -> Session:
+        """Open a new session after ``cause`` ended the last one.
+
+        Args:
+            cause: Why the last session ended.
+            sent: How many messages this identity has sent.
+
+        Raises:
+            PeerLost: The receiver is gone: nobody answers within our patience, the region is no longer
+                served, or a new receiver has its name.
+        """
+        give_up_at = self.clock() + self.patience.reconnect_seconds
+        pause, longest = _RECONNECT_PAUSE_SECONDS
+        while True:
+            try:
+                memory = await self.transport.connect(self.address, self._hello(), self.options)
+            except HandshakeRefused as error:
+                raise PeerLost(f"{self.address} does not take {self.identity!r} back: {error}") from error
+            except (ConnectFailed, OperationTimeout, PeerLost) as error:
+                if self.clock() >= give_up_at:
+                    raise PeerLost(
+                        f"{self.address} is gone: {cause}; then, for {self.patience.reconnect_seconds} s:"
+                        f" {error}"
+                    ) from error
+            else:
+                session = await self._begin(memory)
+                if session.welcome.first_number <= sent:
+                    return session
+                await memory.close()
+                raise PeerLost(
+                    f"{self.address} has {session.welcome.first_number} messages of {self.identity!r}, of"
+                    f" which we sent {sent}: another sender uses this identity"
+                )
+            await asyncio.sleep(pause * self.rng.uniform(0.5, 1.0))
+            pause = min(2 * pause, longest)
+
+    def _hello(self) -> bytes:
+        return Hello(self.identity).to_bytes()
+
+    async def _begin(self, memory: RemoteMemory) -> Session:
+        """Start a producer on a new session, if it is still the same receiver that gave it."""
+        try:
+            welcome = Welcome.from_bytes(memory.welcome)
+            if self._generation not in {None, welcome.generation}:
+                raise PeerLost(
+                    f"{self.address} was replaced by a new receiver, which knows nothing of before"
+                )
+            producer = Producer(
+                welcome.geometry,
+                session=memory.session,
+                generation=welcome.generation,
+                first_number=welcome.first_number,
+                lease_seconds=welcome.lease_seconds,
+                guarded_bytes_max=memory.capabilities.guarded_bytes_max,
+            )
+        except BaseException:
+            await memory.close()
+            raise
+        self._generation = welcome.generation
+        return Session(memory, producer, welcome)
