@@ -248,4 +248,6 @@ def _bound_items(value: Any, path: str, *, loose: bool) -> None:
 
 
 def _join(path: str, step: str) -> str:
-    return f"{path}{step}" if path else f"item {step.lstrip('.')}"
+    if path:
+        return f"{path}{step}"
+    return f"field {step[1:]}" if step.startswith(".") else f"item {step}"

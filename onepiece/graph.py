@@ -17,6 +17,7 @@ node returned, or an item of it) or ``Constant``. The nodes are in topological o
 output, and each type fits: ``WorkflowGraph`` objects that ``@workflow`` made need no further check.
 """
 
+import copy
 import enum
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -287,7 +288,7 @@ def check_inputs(graph: WorkflowGraph, raw: Mapping[str, Any]) -> dict[str, Any]
                 expected=str(parameter.type),
             )
         else:
-            checked[parameter.name] = parameter.default
+            checked[parameter.name] = copy.deepcopy(parameter.default)  # it may be a list
     return checked
 
 
