@@ -32,6 +32,9 @@ class Style:
             raise ValueError("a style needs a name")
 
 
+WIDE = Size(832)
+
+
 @stage
 async def draw(
     ctx: StageContext[None],
@@ -56,7 +59,7 @@ def picture(
     steps: int = 40,
     strength: float = 0.5,
     mode: Literal["fast", "good"] = "good",
-    size: Size = Size(832),
+    size: Size = WIDE,
     style: Style | None = None,
     latents: Tensor | None = None,
     tags: dict[str, list[str]] = {},  # noqa: B006 - a workflow's function runs once
