@@ -1,0 +1,413 @@
+"""What ``onepiece bench transport`` compares: each backend's two ends, over one small protocol.
+
+A message has a kind: ``ECHO`` comes back as it is, ``TAKE`` is taken and dropped, ``LAST`` is taken
+and answered with an empty message. The far end runs in a process of its own (``python -m
+onepiece.cli.bench_backends NAME``), except for ``ring-local``, where it is a task beside the near one.
+The ring hashes every byte on both sides; the others check nothing.
+"""
+
+import asyncio
+import os
+import socket
+import struct
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final
+
+from attrs import frozen
+
+from transports import (
+    Address,
+    Bytes,
+    Geometry,
+    Options,
+    Receiver,
+    Sender,
+    open_receiver,
+    open_sender,
+    transport_for,
+)
+
+ECHO: Final = 0
+TAKE: Final = 1
+LAST: Final = 2
+
+LENGTH_MAX: Final = 64 << 20
+
+_GEOMETRY: Final = Geometry(slot_count=1024, payload_bytes=256 << 20, session_count=4)
+_HEADER: Final = struct.Struct("<QB7x")
+_LOOPBACK: Final = "127.0.0.1"
+_START_SECONDS: Final = 30.0
+
+
+class Near(ABC):
+    """The near end: what is measured."""
+
+    @abstractmethod
+    async def send(self, kind: int, data: Bytes) -> None:
+        """Send one message."""
+
+    @abstractmethod
+    async def receive(self) -> None:
+        """Receive one message, whole, into memory."""
+
+
+@frozen
+class Backend:
+    """Something that carries messages between two processes."""
+
+    name: str
+    open: Callable[[], AbstractAsyncContextManager[Near]]
+    serve: Callable[[list[str]], Awaitable[None]]
+    """The far end; runs until it is cancelled or its process ends."""
+
+
+@asynccontextmanager
+async def _far_process(name: str, *arguments: str) -> AsyncIterator[str]:
+    """Run a backend's far end; yields the address it prints. It ends with its standard input."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "onepiece.cli.bench_backends",
+        name,
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        async with asyncio.timeout(_START_SECONDS):
+            line = (await process.stdout.readline()).decode().strip()
+        if not line:
+            raise RuntimeError(f"the far end of {name} did not start; its error stands above")
+        yield line
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+def _say(address: object) -> None:
+    print(address, flush=True)
+
+
+# Blocking sockets: what the machine can do.
+
+
+class _SocketNear(Near):
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._memory = memoryview(bytearray(LENGTH_MAX))
+
+    async def send(self, kind: int, data: Bytes) -> None:
+        _socket_send(self._connection, kind, data)
+
+    async def receive(self) -> None:
+        _socket_receive(self._connection, self._memory)
+
+
+def _socket_send(connection: socket.socket, kind: int, data: Bytes) -> None:
+    header = _HEADER.pack(len(data), kind)
+    sent = connection.sendmsg([header, data])
+    if sent < len(header) + len(data):
+        connection.sendall(memoryview(data)[sent - len(header) :])
+
+
+def _socket_receive(connection: socket.socket, memory: memoryview) -> tuple[int, memoryview] | None:
+    header = bytearray(_HEADER.size)
+    if not _socket_fill(connection, memoryview(header)):
+        return None
+    length, kind = _HEADER.unpack(header)
+    body = memory[:length]
+    return (kind, body) if _socket_fill(connection, body) else None
+
+
+def _socket_fill(connection: socket.socket, place: memoryview) -> bool:
+    while len(place):
+        count = connection.recv_into(place, 0, socket.MSG_WAITALL)
+        if count == 0:
+            return False
+        place = place[count:]
+    return True
+
+
+@asynccontextmanager
+async def _open_socket() -> AsyncIterator[Near]:
+    async with _far_process("raw-sockets") as port:
+        with socket.create_connection((_LOOPBACK, int(port))) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            yield _SocketNear(connection)
+
+
+async def _serve_socket(_: list[str]) -> None:
+    with socket.create_server((_LOOPBACK, 0)) as server:
+        _say(server.getsockname()[1])
+        connection, _peer = server.accept()  # noqa: ASYNC  # this backend is the blocking one
+    memory = memoryview(bytearray(LENGTH_MAX))
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while (message := _socket_receive(connection, memory)) is not None:
+            kind, body = message
+            if kind != TAKE:
+                _socket_send(connection, kind, body if kind == ECHO else b"")
+
+
+# asyncio on plain sockets: the fair baseline for anything that runs on an event loop.
+
+
+class _LoopNear(Near):
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._memory = memoryview(bytearray(LENGTH_MAX))
+
+    async def send(self, kind: int, data: Bytes) -> None:
+        await _loop_send(self._connection, kind, data)
+
+    async def receive(self) -> None:
+        await _loop_receive(self._connection, self._memory)
+
+
+async def _loop_send(connection: socket.socket, kind: int, data: Bytes) -> None:
+    loop = asyncio.get_running_loop()
+    header = _HEADER.pack(len(data), kind)
+    if len(data) <= 4096:
+        await loop.sock_sendall(connection, header + data)
+    else:
+        await loop.sock_sendall(connection, header)
+        await loop.sock_sendall(connection, data)
+
+
+async def _loop_receive(connection: socket.socket, memory: memoryview) -> tuple[int, memoryview] | None:
+    header = bytearray(_HEADER.size)
+    if not await _loop_fill(connection, memoryview(header)):
+        return None
+    length, kind = _HEADER.unpack(header)
+    body = memory[:length]
+    return (kind, body) if await _loop_fill(connection, body) else None
+
+
+async def _loop_fill(connection: socket.socket, place: memoryview) -> bool:
+    loop = asyncio.get_running_loop()
+    while len(place):
+        count = await loop.sock_recv_into(connection, place)
+        if count == 0:
+            return False
+        place = place[count:]
+    return True
+
+
+@asynccontextmanager
+async def _open_loop() -> AsyncIterator[Near]:
+    async with _far_process("asyncio-sockets") as port:
+        with socket.socket() as connection:
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().sock_connect(connection, (_LOOPBACK, int(port)))
+            yield _LoopNear(connection)
+
+
+async def _serve_loop(_: list[str]) -> None:
+    with socket.create_server((_LOOPBACK, 0)) as server:
+        server.setblocking(False)
+        _say(server.getsockname()[1])
+        connection, _peer = await asyncio.get_running_loop().sock_accept(server)
+    memory = memoryview(bytearray(LENGTH_MAX))
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while (message := await _loop_receive(connection, memory)) is not None:
+            kind, body = message
+            if kind != TAKE:
+                await _loop_send(connection, kind, body if kind == ECHO else b"")
+
+
+# asyncio streams: what most programs use.
+
+
+class _StreamNear(Near):
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, kind: int, data: Bytes) -> None:
+        await _stream_send(self._writer, kind, data)
+
+    async def receive(self) -> None:
+        await _stream_receive(self._reader)
+
+
+async def _stream_send(writer: asyncio.StreamWriter, kind: int, data: Bytes) -> None:
+    writer.write(_HEADER.pack(len(data), kind))
+    writer.write(data)
+    await writer.drain()
+
+
+async def _stream_receive(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    length, kind = _HEADER.unpack(await reader.readexactly(_HEADER.size))
+    return kind, await reader.readexactly(length)
+
+
+@asynccontextmanager
+async def _open_streams() -> AsyncIterator[Near]:
+    async with _far_process("asyncio-streams") as port:
+        reader, writer = await asyncio.open_connection(_LOOPBACK, int(port), limit=1 << 20)
+        try:
+            yield _StreamNear(reader, writer)
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+
+async def _serve_streams(_: list[str]) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                kind, body = await _stream_receive(reader)
+                if kind != TAKE:
+                    await _stream_send(writer, kind, body if kind == ECHO else b"")
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    server = await asyncio.start_server(talk, _LOOPBACK, 0, limit=1 << 20)
+    async with server:
+        _say(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+
+# pyzmq: a message library of long standing.
+
+
+class _ZmqNear(Near):
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+
+    async def send(self, kind: int, data: Bytes) -> None:
+        await self._channel.send_multipart([bytes([kind]), data], copy=len(data) < 65536)
+
+    async def receive(self) -> None:
+        await self._channel.recv_multipart(copy=False)
+
+
+@asynccontextmanager
+async def _open_zmq() -> AsyncIterator[Near]:
+    import zmq.asyncio
+
+    async with _far_process("pyzmq") as port:
+        with zmq.asyncio.Context() as context, context.socket(zmq.PAIR) as channel:
+            channel.linger = 0
+            channel.connect(f"tcp://{_LOOPBACK}:{port}")
+            yield _ZmqNear(channel)
+
+
+async def _serve_zmq(_: list[str]) -> None:
+    import zmq.asyncio
+
+    with zmq.asyncio.Context() as context, context.socket(zmq.PAIR) as channel:
+        channel.linger = 0
+        _say(channel.bind_to_random_port(f"tcp://{_LOOPBACK}"))
+        while True:
+            kind, body = await channel.recv_multipart(copy=False)
+            if kind.bytes[0] != TAKE:
+                answer = body if kind.bytes[0] == ECHO else b""
+                await channel.send_multipart([kind, answer], copy=len(answer) < 65536)
+
+
+# The double ring, a channel each way.
+
+
+class _RingNear(Near):
+    def __init__(self, sender: Sender, receiver: Receiver) -> None:
+        self._sender = sender
+        self._receiver = receiver
+
+    async def send(self, kind: int, data: Bytes) -> None:
+        await self._sender.send(data, kind=kind)
+
+    async def receive(self) -> None:
+        self._receiver.release(await self._receiver.receive())
+
+
+@asynccontextmanager
+async def _ring_inbox(address: str) -> AsyncIterator[Receiver]:
+    place = Address.parse(address)
+    async with (
+        transport_for(place).listen(place, Options()) as listener,
+        open_receiver(listener, "bench", _GEOMETRY) as receiver,
+    ):
+        yield receiver
+
+
+@asynccontextmanager
+async def _open_ring_tcp() -> AsyncIterator[Near]:
+    async with (
+        _ring_inbox(f"tcp://{_LOOPBACK}:0") as receiver,
+        _far_process("ring-tcp", str(receiver.address)) as address,
+        open_sender(address, "near") as sender,
+    ):
+        yield _RingNear(sender, receiver)
+
+
+async def _serve_ring_tcp(arguments: list[str]) -> None:
+    async with _ring_inbox(f"tcp://{_LOOPBACK}:0") as receiver, open_sender(arguments[0], "far") as sender:
+        _say(receiver.address)
+        await _serve_ring(receiver, sender)
+
+
+async def _serve_ring(receiver: Receiver, sender: Sender) -> None:
+    while True:
+        delivery = await receiver.receive()
+        if delivery.kind != TAKE:
+            await sender.send(bytes(delivery.payload) if delivery.kind == ECHO else b"", kind=delivery.kind)
+        receiver.release(delivery)
+
+
+@asynccontextmanager
+async def _open_ring_local() -> AsyncIterator[Near]:
+    async with (
+        _ring_inbox("local://bench-near") as near,
+        _ring_inbox("local://bench-far") as far,
+        open_sender(near.address, "far") as from_far,
+        open_sender(far.address, "near") as from_near,
+    ):
+        serving = asyncio.ensure_future(_serve_ring(far, from_far))
+        try:
+            yield _RingNear(from_near, near)
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+
+
+async def _serve_ring_local(_: list[str]) -> None:
+    raise RuntimeError("ring-local has both ends in one process")
+
+
+BACKENDS: Final[dict[str, Backend]] = {
+    backend.name: backend
+    for backend in (
+        Backend("raw-sockets", _open_socket, _serve_socket),
+        Backend("asyncio-sockets", _open_loop, _serve_loop),
+        Backend("asyncio-streams", _open_streams, _serve_streams),
+        Backend("pyzmq", _open_zmq, _serve_zmq),
+        Backend("ring-tcp", _open_ring_tcp, _serve_ring_tcp),
+        Backend("ring-local", _open_ring_local, _serve_ring_local),
+    )
+}
+
+
+def _end_with_input() -> None:
+    # Not through sys.stdin: its lock, held by this thread, would trouble the interpreter's own end.
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+def main(argv: list[str]) -> None:
+    """Run the far end of the backend named first, until standard input ends."""
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    asyncio.run(BACKENDS[argv[0]].serve(argv[1:]))  # type: ignore[arg-type]  # a coroutine in every case
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,212 @@
+"""``onepiece bench transport``: the ring beside other ways of carrying bytes, on this machine, now.
+
+Rounds are paired: each round measures every backend once before the next begins, so that a busy
+moment of the machine hits all of them; a ratio is the median of the rounds' own ratios. Numbers of
+two runs are not to be compared.
+"""
+
+import argparse
+import asyncio
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from importlib.util import find_spec
+from typing import Final
+
+from attrs import asdict, frozen
+from rich.console import Console
+from rich.table import Table
+
+from onepiece.cli.bench_backends import BACKENDS, ECHO, LAST, LENGTH_MAX, TAKE, Near
+
+_RAW: Final = "raw-sockets"
+_ROUNDS: Final = 5
+_ROUNDS_QUICK: Final = 2
+_WARM_UP_MESSAGES: Final = 5
+_MIB: Final = 1 << 20
+_TABLE_COLUMNS: Final = 110
+
+
+@frozen
+class Metric:
+    """Something that is measured of each backend."""
+
+    name: str
+    size_bytes: int
+    unit: str
+    count: int
+    """Messages per round; a fraction of it with ``--quick``."""
+
+    @property
+    def label(self) -> str:
+        """A column's title."""
+        size = f"{self.size_bytes // _MIB} MiB" if self.size_bytes >= _MIB else f"{self.size_bytes} B"
+        return f"{self.name.replace('_', ' ')}\n{size}\n{self.unit}"
+
+
+METRICS: Final = (
+    Metric("round_trip", 64, "us", 400),
+    Metric("round_trip", 4096, "us", 400),
+    Metric("messages", 64, "1/s", 2000),
+    Metric("bandwidth", 1 * _MIB, "GB/s", 64),
+    Metric("bandwidth", 16 * _MIB, "GB/s", 12),
+    Metric("bandwidth", 64 * _MIB, "GB/s", 4),
+)
+
+Samples = dict[tuple[str, Metric], list[float]]
+"""One value per round for each backend and metric."""
+
+
+@frozen
+class Row:
+    """A median, and the median of its ratios to raw blocking sockets in the same rounds."""
+
+    backend: str
+    metric: str
+    size_bytes: int
+    median: float
+    unit: str
+    ratio_to_raw_sockets: float | None
+
+
+def rows_of(samples: Samples) -> list[Row]:
+    """Medians and ratios; a ratio is None where raw sockets were not measured."""
+    rows = []
+    for (backend, metric), values in samples.items():
+        raw = samples.get((_RAW, metric))
+        ratio = None
+        if raw is not None:
+            ratio = statistics.median([value / base for value, base in zip(values, raw, strict=True)])
+        rows.append(
+            Row(backend, metric.name, metric.size_bytes, statistics.median(values), metric.unit, ratio)
+        )
+    return rows
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    """One line per backend, one column per metric: the median and, in brackets, the ratio."""
+    table = Table(title=f"{platform.machine()}, Python {platform.python_version()}; (ratio to {_RAW})")
+    table.add_column("backend", no_wrap=True)
+    cells: dict[str, dict[tuple[str, int], str]] = {}
+    for row in rows:
+        ratio = "" if row.ratio_to_raw_sockets is None else f" ({row.ratio_to_raw_sockets:.2f})"
+        digits = 2 if row.unit == "GB/s" else 0
+        cells.setdefault(row.backend, {})[row.metric, row.size_bytes] = f"{row.median:.{digits}f}{ratio}"
+    for metric in METRICS:
+        table.add_column(metric.label, justify="right", min_width=10)
+    for backend, values in cells.items():
+        table.add_row(backend, *(values.get((metric.name, metric.size_bytes), "") for metric in METRICS))
+    return table
+
+
+async def measure(names: Sequence[str], rounds: int, *, quick: bool) -> Samples:
+    """Measure backends round by round.
+
+    Args:
+        names: Of backends.
+        rounds: How many values to take of each.
+        quick: Send fewer messages per round.
+
+    Returns:
+        One value per round, for each backend and metric.
+    """
+    data = memoryview(bytes(range(256)) * (LENGTH_MAX // 256))
+    samples: Samples = {(name, metric): [] for name in names for metric in METRICS}
+    async with AsyncExitStack() as stack:
+        nears = {name: await stack.enter_async_context(BACKENDS[name].open()) for name in names}
+        for near in nears.values():
+            await _warm_up(near, data)
+        for _ in range(rounds):
+            for metric in METRICS:
+                count = max(2, metric.count // (4 if quick else 1))
+                for name, near in nears.items():
+                    value = await _value(near, metric, count, data[: metric.size_bytes])
+                    samples[name, metric].append(value)
+    return samples
+
+
+async def _warm_up(near: Near, data: memoryview) -> None:
+    """Touch every page and open every window that the rounds will use."""
+    for _ in range(_WARM_UP_MESSAGES):
+        await _take(near, 1, data)
+        await _echo(near, 1, data[:64])
+
+
+async def _value(near: Near, metric: Metric, count: int, data: memoryview) -> float:
+    if metric.name == "round_trip":
+        return await _echo(near, count, data) / count * 1e6
+    seconds = await _take(near, count, data)
+    return count / seconds if metric.name == "messages" else count * len(data) / seconds / 1e9
+
+
+async def _echo(near: Near, count: int, data: memoryview) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        await near.send(ECHO, data)
+        await near.receive()
+    return time.perf_counter() - start
+
+
+async def _take(near: Near, count: int, data: memoryview) -> float:
+    """Seconds from the first message to the answer that follows the last one."""
+    start = time.perf_counter()
+    for _ in range(count - 1):
+        await near.send(TAKE, data)
+    await near.send(LAST, data)
+    await near.receive()
+    return time.perf_counter() - start
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    arguments = argparse.ArgumentParser(
+        prog="onepiece bench transport", description=(__doc__ or "").partition("\n")[0]
+    )
+    arguments.add_argument("--rounds", type=_positive, help=f"values per median (default {_ROUNDS})")
+    arguments.add_argument("--quick", action="store_true", help="fewer rounds and messages")
+    arguments.add_argument("--json", action="store_true", help="an object with `rows` on standard output")
+    arguments.add_argument(
+        "--backend",
+        action="append",
+        choices=sorted(BACKENDS),
+        help="measure this one beside raw-sockets; may be given several times (default: all)",
+    )
+    return arguments
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def chosen_backends(wanted: Sequence[str] | None) -> list[str]:
+    """The backends to measure, raw sockets first; pyzmq only where it is installed."""
+    names = [name for name in BACKENDS if wanted is None or name in wanted or name == _RAW]
+    if "pyzmq" in names and find_spec("zmq") is None:
+        print("pyzmq is not installed and is left out (pip install 'onepiece[bench]')", file=sys.stderr)
+        names.remove("pyzmq")
+    return names
+
+
+def run(argv: list[str]) -> int:
+    """Measure and print; returns the exit status."""
+    options = parser().parse_args(argv)
+    rounds = options.rounds or (_ROUNDS_QUICK if options.quick else _ROUNDS)
+    samples = asyncio.run(measure(chosen_backends(options.backend), rounds, quick=options.quick))
+    rows = rows_of(samples)
+    if options.json:
+        print(json.dumps({"rounds": rounds, "rows": [asdict(row) for row in rows]}, indent=2))
+    else:
+        console = Console()
+        console.print(table_of(rows), width=max(console.width, _TABLE_COLUMNS), crop=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
