@@ -87,7 +87,8 @@ class Setting:
     """Without them the order of the writes alone must keep the promises."""
     deaths_noticed: bool = False
     """The wire may tell the consumer that a dead producer's connection is gone."""
-    held_max: int = 2
+    torn_reads: bool = False
+    """Tail and head are fetched one after the other, in either order."""
     near_wrap: bool = False
     """Begin just before both counters wrap."""
     moduli: tuple[int, int] | None = None
@@ -279,13 +280,11 @@ class RingModel:
         cell, _ = piece
         consumer = self.consumer.all[state[1]]
         live = self.ghosts.values[state[4]].live
+        where = self.cells.describe(cell)
+        for delivery in consumer.held:
+            if cell in self._cells_of(delivery):
+                return Violation(2, f"{where} changes while the consumer holds {_message(delivery)} there")
         if not any(entry.session == session and entry.cells >> cell & 1 for entry in live):
-            where = self.cells.describe(cell)
-            for delivery in consumer.held:
-                if cell in self._cells_of(delivery):
-                    return Violation(
-                        2, f"{where} changes while the consumer holds {_message(delivery)} there"
-                    )
             return Violation(5, f"a write of session {session} lands in {where}, which it does not own")
         memory = self.memories.values[state[0]]
         return (self._put(memory, piece), state[1], state[2], queues, ghost)
@@ -309,12 +308,11 @@ class RingModel:
                         after = self._stored(after, local, piece, released)
                     yield ("release", delivery.sequence), after
             return
-        if len(local.held) < self.setting.held_max:
-            yield ("poll",), self._call(state, local, Poll())
-            if local.waits:
-                ghost = self._suspecting(state, local)
-                if ghost is not None:
-                    yield ("suspect",), self._call((*state[:4], ghost), local, Poll(late=True))
+        yield ("poll",), self._call(state, local, Poll())
+        if local.waits:
+            ghost = self._suspecting(state, local)
+            if ghost is not None:
+                yield ("suspect",), self._call((*state[:4], ghost), local, Poll(late=True))
         for delivery in local.held:
             yield ("release", delivery.sequence), self._call(state, local, Release(delivery.sequence))
 
@@ -338,12 +336,15 @@ class RingModel:
         if not queue and self.memories.values[state[0]][commit]:
             return False
         return any(
-            number >= 0 and self.producers[producer].all[number].books[0] == reserver
+            number >= 0 and self.producers[producer].all[number].books.session == reserver
             for producer, number in enumerate(self.everybody.values[state[2]])
         )
 
     def _call(self, state: State, local: LocalConsumer, call: Call) -> State | Violation:
-        return self._consumer_step(state, self.consumer.call(local, call))
+        called = self.consumer.call(local, call)
+        if called.step is None:
+            return self._entered(state, called)
+        return self._consumer_step(state, called)
 
     def _consumer_step(self, state: State, local: LocalConsumer) -> State | Violation:
         step = local.step
@@ -373,7 +374,7 @@ class RingModel:
         """Nothing of ``session`` lands from here on."""
         queues = _replaced(self.queues.values[state[3]], session, None)
         everybody = tuple(
-            LOST if number >= 0 and self.producers[producer].all[number].books[0] == session else number
+            LOST if number >= 0 and self.producers[producer].all[number].books.session == session else number
             for producer, number in enumerate(self.everybody.values[state[2]])
         )
         return (
@@ -463,6 +464,11 @@ class RingModel:
         step = local.step
         if isinstance(step, Fetch):
             memory = self.memories.values[state[0]]
+            if self.setting.torn_reads and local.half is None:
+                for kind, cell in (("read-tail", TAIL_CELL), ("read-head", HEAD_CELL)):
+                    half = self.producers[producer].half(local, cell, memory[cell])
+                    yield (kind, producer), self._with_producer(state, producer, half.number)
+                return
             outcome = tuple([memory[cell] for cell in step.cells])
             after = self.producers[producer].after(local, outcome, self._now(ghost))
             yield ("read", producer), self._with_producer(state, producer, after.number)

@@ -227,7 +227,15 @@ def _as_swap(swap: CompareAndSwap, writes: Sequence[Write], cells: Cells) -> Swa
 
 # The producer.
 
-ProducerBooks: TypeAlias = tuple[int, int, int, float, int]
+
+class ProducerBooks(NamedTuple):
+    """What ``send`` depends on between two programs."""
+
+    session: int
+    tail: int
+    head: int
+    usable_until: float
+    next_number: int
 
 
 class ModelProducer(Producer):
@@ -239,11 +247,14 @@ class ModelProducer(Producer):
     def books(self) -> ProducerBooks:
         """Everything on which ``send`` depends between two programs."""
         assert not self.in_doubt
-        return (self._session, self._tail, self._head, self._usable_until, self.next_number)
+        return ProducerBooks(self._session, self._tail, self._head, self._usable_until, self.next_number)
 
     def load(self, books: ProducerBooks) -> None:
         """Continue from these books."""
-        _, self._tail, self._head, self._usable_until, self.next_number = books
+        self._tail = books.tail
+        self._head = books.head
+        self._usable_until = books.usable_until
+        self.next_number = books.next_number
 
 
 class BlindProducer(ModelProducer):
@@ -251,6 +262,16 @@ class BlindProducer(ModelProducer):
 
     def _hash_payload(self, payload: Sequence[Bytes]) -> int:
         return 0
+
+
+@frozen(eq=False)
+class Half:
+    """A read of which one word was fetched and the other not yet."""
+
+    local: "LocalProducer"
+    """Before the read."""
+    cell: int
+    number: int
 
 
 @define(eq=False)
@@ -265,6 +286,8 @@ class LocalProducer:
     """``None``: everything was sent."""
     granules: int
     """Payload granules of the message that is being sent."""
+    half: "Half | None" = None
+    """Set while one read is half done."""
     next: dict[Any, "LocalProducer"] = field(factory=dict)
 
 
@@ -286,10 +309,31 @@ class ProducerPrograms:
 
     def after(self, local: LocalProducer, outcome: Any, now: float) -> LocalProducer:
         """The local state behind an outcome; ``now`` is the time at which the outcome came."""
+        if local.half is not None:
+            (rest,) = outcome
+            tail_first = local.half.cell == TAIL_CELL
+            outcome = (local.half.number, rest) if tail_first else (rest, local.half.number)
+            local = local.half.local
         key = (outcome, now)
         following = local.next.get(key)
         if following is None:
             following = local.next[key] = self._run(local, outcome, now)
+        return following
+
+    def half(self, local: LocalProducer, cell: int, number: int) -> LocalProducer:
+        """One word of a read has been fetched; the other follows later."""
+        key = ("half", cell, number)
+        following = local.next.get(key)
+        if following is None:
+            assert isinstance(local.step, Fetch)
+            rest = tuple(other for other in local.step.cells if other != cell)
+            step = Fetch(rest, local.step.offset, local.step.length)
+            following = LocalProducer(
+                len(self.all), local.books, local.started, local.outcomes, step, local.granules
+            )
+            following.half = Half(local, cell, number)
+            local.next[key] = following
+            self.all.append(following)
         return following
 
     def _run(self, local: LocalProducer, outcome: Any, now: float) -> LocalProducer:
@@ -299,16 +343,17 @@ class ProducerPrograms:
         return self._enter(local.books, local.started, (*local.outcomes, outcome), now)
 
     def _begin(self, books: ProducerBooks, now: float) -> LocalProducer:
-        if books[4] == len(self._messages):
-            return self._intern((books[0], 0, 0, 0.0, books[4]), 0.0, (), None, 0)
+        if books.next_number == len(self._messages):
+            done = ProducerBooks(books.session, 0, 0, 0.0, books.next_number)
+            return self._intern(done, 0.0, (), None, 0)
         return self._enter(books, now, (), now)
 
     def _enter(
         self, books: ProducerBooks, started: float, outcomes: tuple[Any, ...], now: float
     ) -> LocalProducer:
-        producer = self._make(books[0], 0)
+        producer = self._make(books.session, 0)
         producer.load(books)
-        message = self._messages[books[4]]
+        message = self._messages[books.next_number]
         program = producer.send((message,), kind=1, now=started)
         try:
             operation = next(program)

@@ -1,0 +1,166 @@
+"""Ten ways to build the ring wrongly, each of which the explorer must find.
+
+A mutant is the product's producer or consumer with one thing taken away or turned round, in the
+smallest setting in which that shows. The product has no switch for any of this.
+
+The hashes are off in all of them: what is shown is that the *order* of steps and the *fence* carry the
+promises. The hashes stand behind them, for damage and for adapters that show bytes late.
+"""
+
+from typing import Final
+
+from attrs import frozen
+
+from simulations.ring_model import Setting
+from simulations.ring_programs import BlindConsumer, BlindProducer
+from transports.operations import Chain, Program, Write
+from transports.ring import Delivery
+from transports.ring.consumer import Passed
+from transports.ring.layout import Slot
+from transports.ring.producer import Message
+from transports.ring.recovery import Boundary
+from transports.ring.sessions import Identity
+
+
+class NoFence(BlindConsumer):
+    """Suspects are written off, but what they have posted may still land."""
+
+    def _fence(self, suspected: tuple[int, ...]) -> Program[None]:
+        for session in suspected:
+            self._table.close(session)
+        yield from ()
+
+
+class FencesOnlyTheLast(BlindConsumer):
+    """Where several slots are open, only the session that testimony names is fenced."""
+
+    def _suspects(self, boundary: Boundary) -> tuple[int, ...]:
+        return tuple(session for session in self._table.open_numbers() if session == boundary.session)
+
+
+class NoSpaceCheck(BlindProducer):
+    """Reserves whether there is room or not."""
+
+    def _room(self, tail: int, length: int) -> int | None:
+        return self._geometry.reserve(tail, tail, length, self._session)
+
+
+class StaleHead(BlindProducer):
+    """Goes on using a snapshot, however old it is."""
+
+    def _usable(self, now: float) -> float:
+        return float("inf")
+
+
+class NoRepeatCheck(BlindConsumer):
+    """Hands over whatever is committed."""
+
+    def _is_expected(self, slot: Slot, identity: Identity) -> bool:
+        return True
+
+
+class CommitBeforePayload(BlindProducer):
+    """Slot and commit word go first, the payload behind them."""
+
+    def _post(self, message: Message, tail: int) -> Program[None]:
+        message.payload_hash = 0
+        yield Chain(self._writes_of_slot(message, tail), notify=False)
+        yield Chain(self._writes_of_payload(message, tail))
+
+    def _writes(self, message: Message, tail: int) -> tuple[Write, ...]:
+        return self._writes_of_slot(message, tail) + self._writes_of_payload(message, tail)
+
+
+class CommitNotCleared(BlindConsumer):
+    """Leaves the commit word in a slot that is given back."""
+
+    def _clear(self, sequence: int) -> Program[None]:
+        yield from ()
+
+
+class CommitWithoutSequence(BlindProducer):
+    """The commit word says that there is a message, not which one.
+
+    The predecessor says the same once more, under the slot's hash; so it must not be asked either.
+    """
+
+    def _commit_word(self, sequence: int) -> int:
+        return self._generation_bits | 1
+
+
+class ReadsCommitWithoutSequence(BlindConsumer):
+    """The other half of ``CommitWithoutSequence``."""
+
+    def _commit_word(self, sequence: int) -> int:
+        return self._generation_bits | 1
+
+    def _follows(self, predecessor: int, sequence: int) -> bool:
+        return True
+
+    def _is_next(self, slot: Slot, cursor: int) -> bool:
+        return slot.session in self._table.sessions
+
+
+class AcknowledgesFirst(BlindConsumer):
+    """Counts a message as delivered before it is handed over."""
+
+    def _hand_over(self, delivery: Delivery, identity: Identity, passed: Passed) -> Program[None]:
+        if identity.session is not None:
+            yield self._acknowledgement(identity.session, delivery.number + 1)
+        self._enter(delivery, identity, passed)
+
+
+class PublishesHeadFirst(BlindConsumer):
+    """Gives the room back when a message is handed over, not when it is released."""
+
+    def _hand_over(self, delivery: Delivery, identity: Identity, passed: Passed) -> Program[None]:
+        yield from super()._hand_over(delivery, identity, passed)
+        yield from self._give_back(delivery.sequence, passed)
+
+    def release(self, delivery: Delivery) -> Program[None]:
+        """The layer above has copied the payload; the room is long given back."""
+        del self._held[delivery.sequence]
+        yield from ()
+
+
+@frozen
+class Mutant:
+    """One wrong ring, and where its fault shows."""
+
+    name: str
+    setting: Setting
+
+
+_TWO: Final = ((1,), (1,))
+_WRAPPING: Final = (4, 8)
+"""Counters that wrap after two laps of two slots, and of four granules."""
+
+MUTANTS: Final = (
+    Mutant("no fence", Setting(_TWO, suspicions=1, consumer=NoFence)),
+    Mutant(
+        "fence only the last session when several slots are open",
+        Setting(_TWO, suspicions=1, consumer=FencesOnlyTheLast),
+    ),
+    Mutant("no space check", Setting(((1, 1, 1),), producer=NoSpaceCheck)),
+    Mutant(
+        "the check with a stale head",
+        Setting(((1,), (1, 1, 1, 1, 1)), granules=4, moduli=_WRAPPING, producer=StaleHead),
+    ),
+    Mutant("no repeat check", Setting(_TWO, suspicions=1, consumer=NoRepeatCheck)),
+    Mutant("commit written before the payload", Setting(_TWO, producer=CommitBeforePayload)),
+    Mutant(
+        "commit word not cleared",
+        Setting(((1,), (1, 1, 1, 1)), granules=4, crashes=1, moduli=_WRAPPING, consumer=CommitNotCleared),
+    ),
+    Mutant(
+        "the sequence missing from the commit word",
+        Setting(((1, 1),), producer=CommitWithoutSequence, consumer=ReadsCommitWithoutSequence),
+    ),
+    Mutant("acknowledgement before the hand-over", Setting(((1,),), consumer=AcknowledgesFirst)),
+    Mutant(
+        "head published before the payload was copied",
+        Setting(((1, 1, 1),), granules=2, consumer=PublishesHeadFirst),
+    ),
+)
+
+assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)

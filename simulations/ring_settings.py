@@ -1,0 +1,58 @@
+"""Which small rings are explored.
+
+Every setting is run to its end: all interleavings, and every state checked. What grows the number of
+states most is, in this order, wrong suspicions, crashes, messages and producers; so no setting has much
+of everything, and together they have all of it.
+"""
+
+from typing import Final
+
+from simulations.ring_model import Setting
+from simulations.ring_programs import ModelConsumer, ModelProducer
+
+_ONE: Final = (1,)
+_TWO: Final = (2,)
+
+QUICK: Final = (
+    # Two producers, both modes, every fault.
+    Setting((_ONE, _TWO), crashes=1, suspicions=1),
+    Setting((_ONE, _TWO), crashes=1, suspicions=1, guarded=True),
+    Setting((_ONE, _TWO), slots=3, crashes=1, suspicions=1),
+    Setting((_ONE, _TWO), crashes=1, suspicions=1, guarded=True, near_wrap=True, deaths_noticed=True),
+    Setting((_ONE, _TWO), crashes=1, torn_reads=True),
+    Setting((_ONE, _TWO), cuts=1),
+    Setting((_ONE, _ONE), crashes=1, damages=1, hashes=True, producer=ModelProducer, consumer=ModelConsumer),
+    # Messages that do not fit behind one another, up to one that needs the whole payload ring.
+    Setting(((1, 2), (2, 1)), crashes=1),
+    Setting(((1, 2), (3,)), crashes=1),
+    Setting(((2, 2), (2,)), slots=3, crashes=1, near_wrap=True),
+    # Three producers.
+    Setting((_ONE, _ONE, _TWO), crashes=1),
+    Setting((_ONE, _ONE, _ONE), slots=3, granules=2, crashes=1, guarded=True),
+    # Counters that wrap, and a snapshot from before the wrap.
+    Setting((_ONE, (1, 1, 1, 1, 1)), granules=4, moduli=(4, 8)),
+)
+
+FULL: Final = (
+    *QUICK,
+    Setting((_ONE, _TWO), crashes=2, suspicions=1),
+    Setting((_ONE, _ONE), suspicions=2),
+    Setting(((1, 1), _TWO), crashes=1, suspicions=1),
+    Setting(((1, 2), (2, 1)), suspicions=1, near_wrap=True),
+    Setting(((1, 2), (2, 1)), slots=3, granules=4, crashes=1, deaths_noticed=True),
+    Setting((_ONE, _TWO), crashes=1, cuts=1, deaths_noticed=True),
+    Setting((_ONE, _ONE, _TWO), crashes=2),
+    Setting((_ONE, _ONE, _TWO), suspicions=1, guarded=True),
+    Setting((_ONE, _ONE, _TWO), slots=3, suspicions=1),
+    Setting((_ONE, _ONE, _TWO), slots=3, crashes=1, deaths_noticed=True),
+    Setting((_ONE, (1, 1, 1, 1, 1)), granules=4, crashes=1, moduli=(4, 8)),
+    Setting(
+        ((1, 1), _ONE),
+        crashes=1,
+        suspicions=1,
+        damages=1,
+        hashes=True,
+        producer=ModelProducer,
+        consumer=ModelConsumer,
+    ),
+)
