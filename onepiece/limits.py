@@ -64,6 +64,8 @@ PREVIEW_BYTES_MAX: Final = 256 * KIB
 STOPPED_UIDS_MAX: Final = 16 * KIB
 """Requests an actor remembers as stopped, so that what arrives late for them is refused."""
 WORKFLOW_PATIENCE_SECONDS: Final = 10.0
+REPORT_LINGER_SECONDS: Final = 0.005
+"""How long a report of progress waits for company; what a request waits for never does."""
 DELIVERY_PATIENCE_SECONDS: Final = 30.0
 EVENTS_PER_REQUEST_MAX: Final = 512
 RECORDS_MAX: Final = 10_000

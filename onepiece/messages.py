@@ -38,6 +38,22 @@ KIND_RESULT: Final = 3
 
 @register
 @frozen
+class StageSummary:
+    """What a stage's run of a request cost; ``detail`` as in the event ``stage_finished``.
+
+    Summaries travel with the values, so that whoever stores a result knows how it came about even if
+    the stages' own reports are still on their way.
+    """
+
+    stage: str
+    node_id: str
+    actor_id: int
+    at: float
+    detail: Mapping[str, Any] = field(factory=dict)
+
+
+@register
+@frozen
 class StageInput:
     """Header of values for one graph node of one request.
 
@@ -57,6 +73,7 @@ class StageInput:
     sent_at: float
     attempt: int = 1
     joins: Mapping[str, int] = field(factory=dict)
+    trail: tuple[StageSummary, ...] = ()
 
 
 @register
@@ -69,6 +86,7 @@ class ResultInput:
     owner: str
     content_type: str
     sent_at: float
+    trail: tuple[StageSummary, ...] = ()
 
 
 @register
@@ -109,6 +127,7 @@ class ResultStored:
     node_id: str
     result_bytes: int
     content_type: str
+    trail: tuple[StageSummary, ...] = ()
 
 
 @register

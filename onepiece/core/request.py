@@ -297,6 +297,8 @@ class RequestTable:
         known = record.status.stages.get(event.stage)
         if known is None or event.kind not in _REPORTABLE:
             return []  # a stage neither accepts a request nor ends one
+        if known == FINISHED and event.kind is EventKind.STAGE_FINISHED:
+            return []  # told twice: by the stage, and by what came with the result
         self._head(record, event.heading)
         state = _STAGE_STATES.get(event.kind, known)
         if _ORDER[state] < _ORDER[known]:

@@ -173,6 +173,7 @@ async def _compose(
         join_bytes=options.join_bytes,
         on_change=wake,
     )
+    store = await _open_store(options, state_dir, stack)
     tasks = await stack.enter_async_context(_cancelled_at_exit())
     host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
     proxy = _make_proxy(options, env, control_address, tasks)
@@ -197,8 +198,11 @@ async def _compose(
     if proxy is not None:
         proxy.attach(control)
         tasks.create_task(proxy.tick(), name="proxy tick")
-    if "store" in options.roles:
-        await _start_store(options, env, control, state_dir, tasks, stack)
+    if store is not None:
+        service = StoreService(store, env, tasks)
+        service.attach(control)
+        tasks.create_task(service.serve(), name="result store")
+        tasks.create_task(service.expire(), name="result expiry")
     if "manager" in options.roles:
         manager = await stack.enter_async_context(ManagerService.open(options, outbox, imports, state_dir))
         manager.attach(control)
@@ -266,20 +270,14 @@ async def _serve_http(options: NodeOptions, proxy: ProxyService) -> AsyncIterato
         yield bound
 
 
-async def _start_store(
-    options: NodeOptions,
-    env: Environment,
-    control: ControlService,
-    state_dir: Path,
-    tasks: asyncio.TaskGroup,
-    stack: contextlib.AsyncExitStack,
-) -> None:
+async def _open_store(
+    options: NodeOptions, state_dir: Path, stack: contextlib.AsyncExitStack
+) -> ResultStore | None:
+    """The result store, opened before the tasks that use it so that it is closed behind them."""
+    if "store" not in options.roles:
+        return None
     store_options = StoreOptions(byte_budget=options.store_bytes, ttl_seconds=options.result_ttl_seconds)
-    store = await stack.enter_async_context(ResultStore.open(state_dir / "results", store_options))
-    service = StoreService(store, env, tasks)
-    service.attach(control)
-    tasks.create_task(service.serve(), name="result store")
-    tasks.create_task(service.expire(), name="result expiry")
+    return await stack.enter_async_context(ResultStore.open(state_dir / "results", store_options))
 
 
 @contextlib.contextmanager

@@ -317,7 +317,8 @@ class ProxyService:
         if node is None:
             raise NotReady(f"the node {node_id} that stores the result of {uid} is not there", uid=uid)
         number = next(self._call_numbers)
-        answer = self._calls[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[ResultPiece] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
         try:
             self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", ask(number))
             async with asyncio.timeout(_READ_SECONDS):
@@ -353,6 +354,17 @@ class ProxyService:
         self._stored_at[stored.uid] = stored.node_id
         while len(self._stored_at) > RECORDS_MAX:
             del self._stored_at[next(iter(self._stored_at))]
+        for summary in stored.trail:
+            self._handle(
+                StageReported(
+                    stored.uid,
+                    EventKind.STAGE_FINISHED,
+                    summary.stage,
+                    summary.node_id,
+                    summary.at,
+                    summary.detail,
+                )
+            )
         self._handle(ResultArrived(stored.uid, stored.result_bytes, stored.content_type))
 
     def _on_piece(self, piece: ResultPiece) -> None:

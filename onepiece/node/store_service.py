@@ -92,14 +92,17 @@ class StoreService:
             )
             if outcome is PutOutcome.ALREADY:
                 record = await self._store.meta(header.uid)
-                stored = ResultStored(header.uid, self._env.node_id, record.total_bytes, record.content_type)
+                total_bytes, content_type = record.total_bytes, record.content_type
             else:
-                stored = ResultStored(header.uid, self._env.node_id, len(value), header.content_type)
+                total_bytes, content_type = len(value), header.content_type
         except OnePieceError as error:
             errored = RequestErrored(header.uid, None, self._env.node_id, error.to_wire())
             self._env.outbox.post(header.owner, errored)
             return
-        self._env.outbox.post(header.owner, stored)
+        self._env.outbox.post(
+            header.owner,
+            ResultStored(header.uid, self._env.node_id, total_bytes, content_type, header.trail),
+        )
 
     async def _answer(self, ask: ReadResult) -> None:
         length = min(ask.length, RESULT_PIECE_BYTES_MAX)

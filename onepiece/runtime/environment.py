@@ -9,6 +9,7 @@ from attrs import frozen
 
 from onepiece.core.routing import RouteEpoch, RouteTable
 from onepiece.graph import WorkflowGraph
+from onepiece.limits import REPORT_LINGER_SECONDS
 from onepiece.messages import RequestErrored, StageReport
 from onepiece.runtime.outbox import Outbox
 from transports import Listener
@@ -58,8 +59,8 @@ class Environment:
     now: Clock = time.time
 
     def report(self, owner: str, report: StageReport, *, replaces: object = None) -> None:
-        """Tell a request's owner something; never waits."""
-        self.outbox.post(owner, report, replaces=replaces)
+        """Tell a request's owner something; never waits, and lingers so that several go together."""
+        self.outbox.post(owner, report, replaces=replaces, linger_seconds=REPORT_LINGER_SECONDS)
 
     def break_request(self, owner: str, error: RequestErrored) -> None:
         """Tell a request's owner that it cannot go on."""

@@ -47,6 +47,7 @@ class _Link:
         self._wake = asyncio.Event()
         self._taken = asyncio.Event()
         self._serial = 0
+        self._alarm: asyncio.TimerHandle | None = None
 
     async def send(self, parts: Sequence[Bytes], kind: int, on_lost: Lost | None) -> None:
         sender = await asyncio.shield(self.ready)
@@ -59,7 +60,7 @@ class _Link:
         for number in [number for number in self._on_lost if number < sender.delivered]:
             del self._on_lost[number]
 
-    def post(self, body: bytes, replaces: object) -> None:
+    def post(self, body: bytes, replaces: object, linger_seconds: float) -> None:
         if replaces is None:
             self._serial += 1
             replaces = self._serial
@@ -67,6 +68,13 @@ class _Link:
         if len(self._queue) > CONTROL_QUEUE_MAX:
             self._queue.popitem(last=False)
             get_logger().warning("control_queue_overflow", address=self.address)
+        if linger_seconds <= 0:
+            self._wake.set()
+        elif self._alarm is None:
+            self._alarm = asyncio.get_running_loop().call_later(linger_seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
         self._wake.set()
 
     async def flushed(self) -> None:
@@ -76,6 +84,7 @@ class _Link:
             return
         with contextlib.suppress(TransportError):
             while self._queue and not self.stop.is_set():
+                self._wake.set()
                 self._taken.clear()
                 await self._taken.wait()
             await self.ready.result().drained()
@@ -96,6 +105,8 @@ class _Link:
         finally:
             if not self.ready.done():
                 self.ready.cancel()
+            if self._alarm is not None:
+                self._alarm.cancel()
             self._report_lost()
 
     async def _pump(self, sender: Sender) -> None:
@@ -160,8 +171,12 @@ class Outbox:
             self.drop(address)
             raise NodeUnreachable(f"{address} cannot be reached: {error}", address=address) from error
 
-    def post(self, address: str, message: object, *, replaces: object = None) -> None:
+    def post(
+        self, address: str, message: object, *, replaces: object = None, linger_seconds: float = 0.0
+    ) -> None:
         """Queue a control message; never waits. It replaces a queued one with the same ``replaces``.
+
+        ``linger_seconds`` lets it wait for others, so that they share one ring message.
 
         When the queue is full its oldest message is dropped, which is logged: only a peer that takes
         nothing for long gets there, and membership declares it dead.
@@ -170,7 +185,7 @@ class Outbox:
         if handler is not None:
             asyncio.get_running_loop().call_soon(handler, message)
             return
-        self._link(address).post(encode_control(message), replaces)
+        self._link(address).post(encode_control(message), replaces, linger_seconds)
 
     def deliver_locally(self, address: str, handler: Callable[[object], None]) -> None:
         """Hand control messages for this node's own ``address`` to ``handler``, without a ring."""

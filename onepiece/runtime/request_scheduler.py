@@ -20,7 +20,7 @@ from attrs import define, field
 from onepiece.codec import CodecError, unpack
 from onepiece.errors import JoinBudgetExceeded
 from onepiece.graph import Constant, GraphNode
-from onepiece.messages import StageInput
+from onepiece.messages import StageInput, StageSummary
 
 
 @define(eq=False)
@@ -67,6 +67,12 @@ class Job:
     def received_bytes(self) -> int:
         """Bytes of all its messages."""
         return sum(held.length for held in self.held.values())
+
+    @property
+    def trail(self) -> tuple[StageSummary, ...]:
+        """What ran before, each stage once, though the paths to here may share some."""
+        found = {summary.stage: summary for held in self.held.values() for summary in held.header.trail}
+        return tuple(found.values())
 
     @property
     def header(self) -> StageInput:

@@ -32,6 +32,7 @@ from onepiece.messages import (
     RequestErrored,
     ResultInput,
     StageInput,
+    StageSummary,
 )
 from onepiece.runtime.environment import Environment
 from onepiece.types import Kind
@@ -86,7 +87,9 @@ class StoreTarget:
 Target = StageTarget | InputTarget | StoreTarget
 
 
-def targets_of(graph: WorkflowGraph, header: StageInput, now: float) -> dict[str, Target]:
+def targets_of(
+    graph: WorkflowGraph, header: StageInput, trail: tuple[StageSummary, ...], now: float
+) -> dict[str, Target]:
     """Where the value of ``header.node`` goes, by graph node (or ``STORE``)."""
     found: dict[str, Target] = {}
     for node in graph.nodes:
@@ -96,7 +99,7 @@ def targets_of(graph: WorkflowGraph, header: StageInput, now: float) -> dict[str
             if isinstance(source, FromStage) and source.node == header.node
         }
         if parts:
-            onward = evolve(header, node=node.id, source=header.node, sent_at=now)
+            onward = evolve(header, node=node.id, source=header.node, sent_at=now, trail=trail)
             found[node.id] = StageTarget(onward, node.stage, parts)
     if graph.output.node == header.node:
         result = ResultInput(
@@ -105,6 +108,7 @@ def targets_of(graph: WorkflowGraph, header: StageInput, now: float) -> dict[str
             owner=header.owner,
             content_type=content_type_of(graph),
             sent_at=now,
+            trail=trail,
         )
         found[STORE] = StoreTarget(result, graph.output.path)
     return found

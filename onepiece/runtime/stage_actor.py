@@ -25,9 +25,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attrs import define, field
+from attrs import define, field, frozen
 
-from onepiece.codec import CodecError, unpack
+from onepiece.codec import CodecError, Packed, unpack
 from onepiece.core.inventory import ActorReport, ActorState
 from onepiece.errors import DeadlineExceeded, OnePieceError, SchemaMismatch, StageFailed
 from onepiece.graph import StageSpec, WorkflowGraph
@@ -36,14 +36,15 @@ from onepiece.limits import (
     WORKFLOW_PATIENCE_SECONDS,
 )
 from onepiece.log import get_logger
-from onepiece.messages import KIND_STAGE_INPUT, RequestErrored, StageInput, StageReport
+from onepiece.messages import KIND_STAGE_INPUT, RequestErrored, StageInput, StageReport, StageSummary
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import Held, Job, RequestScheduler
-from onepiece.runtime.result_deliver import ResultDeliver, targets_of
-from onepiece.runtime.task_worker import Outcome, RunningStage, TaskWorker
+from onepiece.runtime.result_deliver import ResultDeliver, Target, targets_of
+from onepiece.runtime.signal import Signal
+from onepiece.runtime.task_worker import RunningStage, TaskWorker
 from onepiece.stage import Stage
 from transports import Delivery, Geometry, Receiver, open_receiver
 
@@ -53,7 +54,16 @@ _SLOTS: Final = 1024
 @define(eq=False)
 class _Running:
     context: RunningStage
-    task: asyncio.Task[Outcome]
+    task: asyncio.Task[Any]
+
+
+@frozen
+class _Shipment:
+    """A stage's value, cut into the messages that carry it on."""
+
+    targets: Mapping[str, Target]
+    packed: Mapping[str, Packed]
+    summary: StageSummary
 
 
 @define(eq=False)
@@ -70,7 +80,7 @@ class StageActor:
     _scheduler: RequestScheduler = field(init=False)
     _running: dict[tuple[str, str], _Running] = field(factory=dict)
     _stopped: "OrderedDict[str, OnePieceError]" = field(factory=OrderedDict)
-    _work: asyncio.Condition = field(factory=asyncio.Condition)
+    _work: Signal = field(factory=Signal)
     _drain: asyncio.Event = field(factory=asyncio.Event)
     _loaded: LoadedStage | None = None
     _loaded_state: Any = None
@@ -135,8 +145,7 @@ class StageActor:
 
     async def _until_idle(self, inbox: Receiver) -> None:
         """Wait until nothing is left; ``inbox.depth`` counts what intake has not seen."""
-        async with self._work:
-            await self._work.wait_for(lambda: self.is_idle and inbox.depth == 0)
+        await self._work.wait_for(lambda: self.is_idle and inbox.depth == 0)
 
     def _become(self, state: ActorState) -> None:
         if self._drain.is_set() and state is ActorState.READY:
@@ -200,8 +209,7 @@ class StageActor:
                 inbox.release(delivery)
                 get_logger().warning("message_refused", stage=self.stage.key, error=str(error))
                 continue
-            async with self._work:
-                self._work.notify_all()
+            self._work.notify()
             if job is not None:
                 self._tell(job.header, EventKind.QUEUED, {})
 
@@ -264,54 +272,64 @@ class StageActor:
 
     async def _work_on(self, deliver: ResultDeliver, tasks: asyncio.TaskGroup) -> None:
         while True:
-            async with self._work:
-                await self._work.wait_for(lambda: self._scheduler.queued > 0)
-                job = self._scheduler.pull()
+            await self._work.wait_for(self._has_work)
+            job = self._scheduler.pull()
             if job is None:
-                continue
-            outcome = await self._execute(job, deliver)
-            if outcome.is_dirty:
+                continue  # another worker was quicker
+            if await self._execute(job, deliver):
                 await self._load_anew(tasks)
-            async with self._work:
-                self._work.notify_all()
+            self._work.notify()
 
-    async def _execute(self, job: Job, deliver: ResultDeliver) -> Outcome:
+    def _has_work(self) -> bool:
+        return self._scheduler.queued > 0
+
+    async def _execute(self, job: Job, deliver: ResultDeliver) -> bool:
+        """Run a job and send what comes out; says whether it left the stage dirty."""
         header = job.header
         context = self._context(header.uid, header.deadline_at, job.node, header)
         started_at = self.env.now()
-        graph = self.env.routes.graphs[job.workflow]
-        targets = targets_of(graph, header, started_at)
+
+        def package(value: Any, compute_seconds: float) -> _Shipment:
+            return self._package(job, value, started_at, compute_seconds)
+
         self._tell(header, EventKind.STAGE_STARTED, {})
-        worker = TaskWorker(self.stage, self.spec, self.threads)
-        async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(worker.execute(job, context, targets))
-            key = (job.uid, job.node)
-            self._running[key] = _Running(context, task)
-            try:
-                outcome = await task
-            finally:
-                del self._running[key]
-        if outcome.computed is None:
+        task = asyncio.current_task()
+        assert task is not None
+        running = self._running[job.uid, job.node] = _Running(context, task)
+        try:
+            outcome = await TaskWorker(self.stage, self.threads).execute(job, context, package)
+        finally:
+            if self._running.get((job.uid, job.node)) is running:
+                del self._running[job.uid, job.node]
+        if outcome.shipment is None:
             assert outcome.error is not None
             self._break(header, outcome.error)
-            return outcome
+            return outcome.is_dirty
+        shipment = outcome.shipment
         try:
-            heading = await deliver.deliver(targets, outcome.computed.packed)
+            heading = await deliver.deliver(shipment.targets, shipment.packed)
         except OnePieceError as error:
             self._break(header, error)
-            return outcome
-        sent_bytes = sum(packed.length for packed in outcome.computed.packed.values())
+            return False
+        sent_bytes = sum(packed.length for packed in shipment.packed.values())
+        detail = {**shipment.summary.detail, "sent_bytes": sent_bytes}
+        self._tell(header, EventKind.STAGE_FINISHED, detail, heading)
+        return False
+
+    def _package(self, job: Job, value: Any, started_at: float, compute_seconds: float) -> "_Shipment":
+        now = self.env.now()
         detail = {
             "waited_seconds": max(0.0, started_at - job.arrived_at),
             "transfer_seconds": max(0.0, *(h.arrived_at - h.header.sent_at for h in job.held.values())),
             "received_bytes": job.received_bytes,
-            "compute_seconds": outcome.computed.compute_seconds,
-            "deliver_seconds": max(0.0, self.env.now() - started_at - outcome.computed.compute_seconds),
-            "sent_bytes": sent_bytes,
+            "compute_seconds": compute_seconds,
             "device": self.threads.name,
         }
-        self._tell(header, EventKind.STAGE_FINISHED, detail, heading)
-        return outcome
+        summary = StageSummary(job.node, self.env.node_id, self.actor_id, now, detail)
+        graph = self.env.routes.graphs[job.workflow]
+        targets = targets_of(graph, job.header, (*job.trail, summary), now)
+        packed = {name: target.pack(value) for name, target in targets.items()}
+        return _Shipment(targets, packed, summary)
 
     def stop_request(self, uid: str, reason: OnePieceError) -> None:
         """Drop what is queued for the request, interrupt what runs, refuse what comes later."""
@@ -322,7 +340,7 @@ class StageActor:
         for job in self._scheduler.drop(uid):
             job.release()
         for (running_uid, _), running in list(self._running.items()):
-            if running_uid == uid:
+            if running_uid == uid and not running.context.cancelled:
                 running.context.stop(reason)
                 running.task.cancel()
 

@@ -1,6 +1,6 @@
 """TaskWorker: runs one job at a time through the user's stage function.
 
-What it promises, whatever the function does: the job ends in a ``Computed`` or in a named error, the
+What it promises, whatever the function does: the job ends in a shipment or in a named error, the
 inbox's memory is given back before the function starts, and the next job runs. A function that raises
 ``SystemExit``, ``KeyboardInterrupt`` or ``MemoryError`` may have left its module in any state, so the
 actor is loaded anew before the next job (``Outcome.is_dirty``).
@@ -15,11 +15,11 @@ import functools
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, TypeVar
 
 from attrs import define, field, frozen
 
-from onepiece.codec import CodecError, Packed, materialise
+from onepiece.codec import CodecError, materialise
 from onepiece.context import Arguments, Result, StageContext
 from onepiece.errors import DeadlineExceeded, OnePieceError, Rejected, RequestFailed, StageFailed
 from onepiece.graph import Isolation, StageSpec, check_value
@@ -31,32 +31,23 @@ from onepiece.runtime.request_scheduler import Job
 from onepiece.stage import Stage
 
 _TRACEBACK_CHARACTERS: Final = 4000
+_COPIED_HERE_BYTES_MAX: Final = 64 << 10
 _DIRTY: Final = (SystemExit, KeyboardInterrupt, MemoryError)
 
 Progress = Callable[[EventKind, Mapping[str, Any]], None]
 
 
-class Target(Protocol):
-    """A place that a part of a stage's value goes to."""
+Shipment = TypeVar("Shipment")
 
-    def pack(self, value: Any) -> Packed:
-        """The message for it; raises ``CodecError`` if the value cannot travel."""
-        ...
+Package = Callable[[Any, float], Shipment]
+"""Makes of a stage's value and its compute seconds what is to be sent; may raise ``CodecError``."""
 
 
 @frozen
-class Computed:
-    """What a stage returned, packed for each of its successors, and what it cost."""
-
-    packed: Mapping[str, Packed]
-    compute_seconds: float
-
-
-@frozen
-class Outcome:
+class Outcome(Generic[Shipment]):
     """How a job ended: exactly one of the two is set."""
 
-    computed: Computed | None = None
+    shipment: Shipment | None = None
     error: OnePieceError | None = None
     is_dirty: bool = False
 
@@ -154,47 +145,63 @@ class TaskWorker:
 
     Args:
         stage: The user's stage.
-        spec: Its schema.
         threads: The device's threads.
     """
 
     stage: Stage[Any, Any, Any]
-    spec: StageSpec
     threads: DeviceThreads
 
-    async def execute(
-        self,
-        job: Job,
-        context: RunningStage,
-        targets: Mapping[str, Target],
-    ) -> Outcome:
+    @property
+    def spec(self) -> StageSpec:
+        """The stage's schema."""
+        return self.stage.spec
+
+    async def execute(self, job: Job, context: RunningStage, package: Package[Shipment]) -> Outcome[Shipment]:
         """Run one job; never raises but ``CancelledError``.
 
-        ``targets`` are the places that parts of its value go to.
+        A job that was told to stop (``context.stop``) ends by cancelling the task that runs this; the
+        cancellation is taken back then and becomes the outcome.
         """
-        loop = asyncio.get_running_loop()
-
-        def give_back() -> None:
-            loop.call_soon_threadsafe(job.release)
-
-        async def body() -> Outcome:
-            return await self._run(job, context, targets, give_back)
-
         try:
             async with asyncio.timeout(self._seconds_left(context)):
                 if self.spec.isolation is Isolation.LOOP:
-                    return await body()
-                return await self.threads.run_stage(body)
+                    return await self._on_loop(job, context, package)
+                return await self._on_thread(job, context, package)
         except TimeoutError:
             return Outcome(error=self._late(context))
         except asyncio.CancelledError:
-            if context.stopped is None:
+            task = asyncio.current_task()
+            if context.stopped is None or task is None or task.uncancel() > 0:
                 raise
             return Outcome(error=context.stopped)
         except _DIRTY as error:
             return Outcome(error=self._failed(context, error), is_dirty=True)
         finally:
             job.release()
+
+    async def _on_loop(
+        self, job: Job, context: RunningStage, package: Package[Shipment]
+    ) -> Outcome[Shipment]:
+        arguments = self._arguments_or_error(job, context)
+        job.release()
+        return await self._run(arguments, context, package)
+
+    async def _on_thread(
+        self, job: Job, context: RunningStage, package: Package[Shipment]
+    ) -> Outcome[Shipment]:
+        """Small inputs are copied out here: two trips between threads instead of three."""
+        if job.received_bytes <= _COPIED_HERE_BYTES_MAX:
+            arguments = self._arguments_or_error(job, context)
+            job.release()
+            return await self.threads.run_stage(lambda: self._run(arguments, context, package))
+        loop = asyncio.get_running_loop()
+
+        async def body() -> Outcome[Shipment]:
+            found = self._arguments_or_error(job, context)
+            loop.call_soon_threadsafe(job.release)
+            return await self._run(found, context, package)
+
+        return await self.threads.run_stage(body)
 
     def _seconds_left(self, context: RunningStage) -> float | None:
         bounds = [] if self.spec.timeout_seconds is None else [self.spec.timeout_seconds]
@@ -218,20 +225,11 @@ class TaskWorker:
         )
 
     async def _run(
-        self,
-        job: Job,
-        context: RunningStage,
-        targets: Mapping[str, Target],
-        give_back: Callable[[], None],
-    ) -> Outcome:
-        try:
-            arguments = self._arguments(job)
-        except (CodecError, MemoryError) as error:
-            return Outcome(error=self._failed(context, error))
-        finally:
-            give_back()
-        started = time.monotonic()
-        context.started_at = started
+        self, arguments: dict[str, Any] | OnePieceError, context: RunningStage, package: Package[Shipment]
+    ) -> Outcome[Shipment]:
+        if isinstance(arguments, OnePieceError):
+            return Outcome(error=arguments)
+        started = context.started_at = time.monotonic()
         try:
             value = await self.stage.function(context, **arguments)
         except asyncio.CancelledError:
@@ -240,15 +238,19 @@ class TaskWorker:
             return Outcome(error=error)  # the stage names the cause itself: bad input, a cancelled request
         except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
             return Outcome(error=self._failed(context, error), is_dirty=isinstance(error, _DIRTY))
-        del arguments
         problem = check_value(self.spec.returns, value)
         if problem is not None:
             return Outcome(error=self._wrong_type(context, problem))
         try:
-            packed = {name: target.pack(value) for name, target in targets.items()}
+            return Outcome(shipment=package(value, time.monotonic() - started))
         except CodecError as error:
             return Outcome(error=self._failed(context, error))
-        return Outcome(computed=Computed(packed, time.monotonic() - started))
+
+    def _arguments_or_error(self, job: Job, context: RunningStage) -> dict[str, Any] | OnePieceError:
+        try:
+            return self._arguments(job)
+        except (CodecError, MemoryError) as error:
+            return self._failed(context, error)
 
     def _arguments(self, job: Job) -> dict[str, Any]:
         types = {parameter.name: parameter.type for parameter in self.spec.parameters}
