@@ -1,8 +1,9 @@
 """The outermost layer of a proxy's HTTP side: every error becomes one JSON object, none leaks code.
 
-A rejected request may have a body that nobody read. Up to ``discard_bytes_max`` the server reads it
-away behind the answer, so that a client which writes before it reads gets to see the answer; beyond
-that, or if its length is not known, or if the client waits for ``100 Continue``, the connection ends.
+A rejected request may have a body that nobody read, and a connection that is closed on unread bytes
+is reset, which can cost the client its answer. So what comes behind the answer is read away, and kept
+nowhere. If that is at most ``discard_bytes_max`` the connection goes on; a longer body, one of unknown
+length, and one whose sender waits for ``100 Continue`` end it, the first two after some lingering.
 """
 
 import math
@@ -27,6 +28,8 @@ T = TypeVar("T")
 RETRY_STATUSES: Final = frozenset({429, 503})
 RETRY_AFTER_SECONDS: Final = 1.0
 """Where the error does not say when to come again."""
+LINGER_SECONDS: Final = 2.0
+"""How long a connection that ends is read from, for its client to see why."""
 
 _log = get_logger(part="proxy")
 
@@ -115,17 +118,33 @@ class ErrorBoundary:
         if status in RETRY_STATUSES:
             seconds = wire["fields"].get("retry_after_seconds", RETRY_AFTER_SECONDS)
             headers["Retry-After"] = str(max(1, math.ceil(seconds)))
-        if not exchange.body_read and not self._is_discarded(scope):
+        asked = {name.lower(): value for name, value in scope["headers"]}
+        ends = not exchange.body_read and (b"expect" in asked or not self._is_short(asked))
+        if ends:
             headers["Connection"] = "close"
         response = JSONResponse(to_plain(wire), status, headers)
-        await response(scope, exchange.receive, exchange.sending)
+        if not ends or b"expect" in asked:
+            await response(scope, exchange.receive, exchange.sending)
+            return
+        start = {"type": "http.response.start", "status": status, "headers": response.raw_headers}
+        await exchange.send(start)
+        await exchange.send({"type": "http.response.body", "body": response.body, "more_body": True})
+        await self._read_away(exchange.receive)
+        await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _is_discarded(self, scope: Scope) -> bool:
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        length = headers.get(b"content-length", b"")
-        if headers.get(b"expect") or not length.isdigit():
-            return False
-        return int(length) <= self.options.discard_bytes_max
+    def _is_short(self, asked: Mapping[bytes, bytes]) -> bool:
+        """Whether the server will have read the body away in bounded time (which it does by itself)."""
+        length = asked.get(b"content-length", b"")
+        return length.isdigit() and int(length) <= self.options.discard_bytes_max
+
+    async def _read_away(self, receive: Receive) -> None:
+        seen = 0
+        with anyio.move_on_after(LINGER_SECONDS):
+            while seen < self.options.discard_bytes_max:
+                message = await receive()
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+                seen += len(message["body"])
 
 
 @asynccontextmanager

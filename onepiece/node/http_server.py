@@ -1,5 +1,6 @@
 """Uvicorn around an ASGI application, as a resource: bound when entered, gone when left."""
 
+import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -15,14 +16,21 @@ BACKLOG = 1024
 CONNECTIONS_MAX = 8192
 HEADER_BYTES_MAX = 64 << 10
 IDLE_SECONDS = 30
+TICK_SECONDS = 1.0
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server without its signal handlers (the node has its own), and with a sign that it is up."""
+    """Uvicorn's server without its signal handlers (the node has its own), up and gone without delay."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.up = anyio.Event()
+        self._told = anyio.Event()
+
+    def tell_exit(self) -> None:
+        """Have the server shut down."""
+        self.should_exit = True
+        self._told.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -33,6 +41,12 @@ class _Server(uvicorn.Server):
         """Listen, and say so."""
         await super().startup(sockets)
         self.up.set()
+
+    async def main_loop(self) -> None:
+        """Tick once a second, for the date in answers, until told to exit."""
+        while not await self.on_tick(0):
+            with anyio.move_on_after(TICK_SECONDS):
+                await self._told.wait()
 
 
 @asynccontextmanager
@@ -69,24 +83,21 @@ async def serve(
     try:
         server = _Server(_config(application, shutdown_seconds, tls_certificate, tls_key))
         bound_port: int = listening.getsockname()[1]
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_run, server, listening)
-            try:
-                await server.up.wait()
-                yield bound_port
-            finally:
-                stopping = getattr(application, "stopping", None)
-                if stopping is not None:
-                    stopping.set()
-                server.should_exit = True
+        # Not in a task group: that would wrap what the caller's block raises.
+        serving = asyncio.create_task(server.serve(sockets=[listening]), name="http server")
+        try:
+            await server.up.wait()
+            yield bound_port
+        finally:
+            stopping = getattr(application, "stopping", None)
+            if stopping is not None:
+                stopping.set()
+            server.tell_exit()
+            # A cancelled uvicorn leaves its connections behind; told to exit it ends within its bound.
+            with anyio.CancelScope(shield=True):
+                await serving
     finally:
         listening.close()
-
-
-async def _run(server: _Server, listening: socket.socket) -> None:
-    # A cancelled uvicorn leaves its connections behind; asked to exit it ends by itself, within its bound.
-    with anyio.CancelScope(shield=True):
-        await server.serve(sockets=[listening])
 
 
 def _bind(host: str, port: int) -> socket.socket:
