@@ -73,6 +73,8 @@ class Stage(Generic[State, Inputs, Output]):
 
     Called inside a ``@workflow`` function, without the context, it draws a node of the graph. Called
     outside, with a context, it is the plain function (``onepiece.testing.stage_context`` makes one).
+    Type checkers know the first form alone; for the second, ``stage.function(ctx, ...)`` has the type.
+    (Overloads would make every call with a ``Tensor``, which is ``Any`` to them, ambiguous.)
     """
 
     name: str
@@ -83,25 +85,18 @@ class Stage(Generic[State, Inputs, Output]):
     spec: StageSpec
     signature: inspect.Signature = field(repr=False)
 
-    @overload
-    def __call__(
-        self, context: StageContext[State], /, *args: Inputs.args, **kwargs: Inputs.kwargs
-    ) -> Coroutine[Any, Any, Output]: ...
-
-    @overload
-    def __call__(self, /, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output: ...
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
         """Draw a node, or call the function: see the class."""
         current = drawing.get()
         if current is not None:
-            return current.add(self, args, kwargs)
+            return cast(Output, current.add(self, args, kwargs))
         if not args or not isinstance(args[0], StageContext):
             raise TypeError(
                 f"stage {self.name!r} is called outside a workflow without a StageContext; for a test use"
                 " onepiece.testing.stage_context()"
             )
-        return self.function(*args, **kwargs)
+        function: Callable[..., Any] = self.function
+        return cast(Output, function(*args, **kwargs))
 
     @contextlib.asynccontextmanager
     async def loaded(self, context: StageContext[None]) -> AsyncIterator[State]:

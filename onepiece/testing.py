@@ -3,12 +3,12 @@
 ::
 
     async def test_shout_is_loud() -> None:
-        assert await shout(stage_context(), "ahoy") == "AHOY!"
+        assert await shout.function(stage_context(), "ahoy") == "AHOY!"
 """
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import anyio.to_thread
 from attrs import define, field
@@ -79,12 +79,21 @@ class RecordingContext(StageContext[State]):
         return await anyio.to_thread.run_sync(lambda: function(*args, **kwargs))
 
 
+@overload
 def stage_context(
-    state: State = None,  # type: ignore[assignment]  # most stages have none, and StageContext[None] is theirs
-    device: str = "cpu",
-    *,
-    timeout: float | None = None,
-) -> RecordingContext[State]:
+    state: None = ..., device: str = ..., *, timeout: float | None = ...
+) -> RecordingContext[None]: ...
+
+
+@overload
+def stage_context(
+    state: State, device: str = ..., *, timeout: float | None = ...
+) -> RecordingContext[State]: ...
+
+
+def stage_context(
+    state: Any = None, device: str = "cpu", *, timeout: float | None = None
+) -> RecordingContext[Any]:
     """Make a context to call a stage with.
 
     Args:

@@ -179,7 +179,7 @@ def _refusal(wanted: TypeSpec, given: TypeSpec) -> str | None:
         whys = (_refusal(wanted.items[0], item) for item in given.items)
         return next((why for why in whys if why), None)
     if wanted.kind is not given.kind:
-        return f"{given} is no {wanted}"
+        return f"{given.definition} is no {wanted.definition}"
     return _inner_refusal(wanted, given)
 
 

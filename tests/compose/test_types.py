@@ -184,7 +184,7 @@ def test_types_accept(wanted: Any, given: Any) -> None:
         (tuple[int, ...], tuple[int, str], "str is no int"),
         (dict[str, int], dict[str, bytes], "items: bytes is no int"),
         (Size, Encoded, "Encoded(text: Tensor, _scale: float) is no Size(width: int, height: int)"),
-        (Size, tuple[int, int], "tuple[int, int] is no Size"),
+        (Size, tuple[int, int], "tuple[int, int] is no Size(width: int, height: int)"),
     ],
 )
 def test_types_refuse(wanted: Any, given: Any, why: str) -> None:
