@@ -132,8 +132,9 @@ class Cluster:
 
         Safe to call in any state, and more than once. A cancelled caller waits until all is stopped.
         """
+        left: list[str] = []
         with anyio.CancelScope(shield=True):
-            left = await self._stop()
+            left += await self._stop()
         return left
 
     async def _stop(self) -> list[str]:

@@ -18,8 +18,8 @@ Nodes may be started before ``preload``: those that run no stages need nothing o
 meanwhile.
 
 Nobody is left behind. The server stops its nodes (SIGTERM, again, SIGKILL) and removes its folder when
-its input ends, which happens however the owner dies, and on SIGTERM. A node is killed by the kernel
-if the server dies.
+its input ends, which happens however the owner dies, and on SIGTERM, which the kernel sends it then, so
+that it need not finish importing first. A node is killed by the kernel if the server dies.
 """
 
 import contextlib
@@ -132,7 +132,7 @@ class ForkServer:
         """Cut every tie to the server but its death, and run a node."""
         status = 1
         try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            _signal_at_parents_death(signal.SIGKILL)
             if os.getppid() != server:  # it died before the line above
                 os._exit(status)
             signal.set_wakeup_fd(-1)
@@ -167,6 +167,11 @@ class ForkServer:
             os.write(1, json.dumps(fields).encode() + b"\n")
 
 
+def _signal_at_parents_death(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
 def _redirect(log: str) -> None:
     """Nothing to read; everything that is written goes to the log."""
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -196,6 +201,7 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 def main() -> None:
     """Serve until the owner is gone."""
     signal.signal(signal.SIGTERM, _leave)
+    _signal_at_parents_death(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with tempfile.TemporaryDirectory(prefix="onepiece-") as folder:

@@ -98,7 +98,7 @@ class RequestView:
 
     def summary(self) -> Table:
         """What each stage waited, received and computed, and the whole from end to end."""
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("stage", no_wrap=True)
         table.add_column("node", no_wrap=True)
         for heading in ("waited", "received", "transfer", "computed", "sent"):

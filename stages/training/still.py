@@ -7,7 +7,7 @@ from PIL import Image
 
 from stages.training.digits import Scene
 
-RED_THREE: Final = Scene(digit=1506, colour="red", move="moving right", x=12, y=20)
+RED_THREE: Final = Scene(digit=1504, colour="red", move="moving right", x=12, y=20)
 """A three that no training has seen, and that people read at a glance."""
 
 
