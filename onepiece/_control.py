@@ -28,6 +28,7 @@ PlainValue = Annotated[Any, _TREE]
 
 _CLASS_KEY: Final = "="
 _registered: Final[dict[str, type]] = {}
+_SCALARS: Final = (bool, int, float, str, bytes, type(None))
 _converter: Final = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
 
 
@@ -189,19 +190,19 @@ def _union_classes(annotation: Any) -> dict[str, type]:
 
 def _structure_union(annotation: Any) -> Callable[[Any, Any], Any]:
     classes = _union_classes(annotation)
-    plain = [each for each in get_args(annotation) if each not in classes.values()]
+    others = [each for each in get_args(annotation) if each not in classes.values()]
+    scalars = frozenset(each for each in others if each in _SCALARS)
+    rest = [each for each in others if each not in scalars or each is float]  # an int does for a float
 
     def structure(value: Any, _wanted: Any) -> Any:
+        if type(value) in scalars:
+            return value
         if type(value) is dict and value.get(_CLASS_KEY) in classes:
             fields = dict(value)
             return _structured(fields, classes[fields.pop(_CLASS_KEY)])
-        for each in plain:
-            if each is type(None):
-                if value is None:
-                    return None
-                continue
+        for each in rest:
             try:
-                return _converter.structure(value, each)
+                return _converter.get_structure_hook(each)(value, each)
             except CodecError:
                 continue
         raise CodecError(f"a {type(value).__name__} where {annotation} is wanted")
@@ -236,7 +237,7 @@ def _read_plain_value(tree: Any, _wanted: Any) -> Any:
     return materialise(TreeReader(()).read(tree), ANY)
 
 
-for _scalar in (bool, int, float, str, bytes):
+for _scalar in _SCALARS[:-1]:
     _converter.register_structure_hook(_scalar, _strict_scalar)
 _converter.register_structure_hook_func(lambda each: each is Any, _read_plain_value)
 _converter.register_structure_hook_func(_is_enum, _structure_enum)

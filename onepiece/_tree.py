@@ -182,21 +182,22 @@ class TreeReader:
             return WireText(self._take(inside))
         if tag == BYTES:
             return WireBytes(self._take(inside))
-        parts = inside if type(inside) in ARRAY_TYPES else ()
+        parts: Sequence[Any] = inside if type(inside) in ARRAY_TYPES else ()
         if tag == TUPLE and parts is inside:
             return tuple(self.read(item, depth + 1) for item in parts)
-        match tag == TENSOR, tag == RECORD, *parts:
-            case True, False, number, str(dtype), shape if type(shape) in ARRAY_TYPES:
+        if tag == TENSOR and len(parts) == 3:
+            number, dtype, shape = parts
+            if type(dtype) is str and type(shape) in ARRAY_TYPES:
                 return self._read_tensor(number, dtype, shape)
-            case False, True, str(name), fields:
-                return WireRecord(name, self._read_map(fields, depth))
+        if tag == RECORD and len(parts) == 2 and type(parts[0]) is str:
+            return WireRecord(parts[0], self._read_map(parts[1], depth))
         raise CodecError(f"the tag {tag} with a {type(inside).__name__} is no part of the format")
 
     def _read_tensor(self, number: Any, dtype: str, shape: Sequence[Any]) -> WireTensor:
         if len(shape) > limits.TENSOR_DIMENSIONS_MAX:
             raise CodecError(f"a tensor of {len(shape)} dimensions; {limits.TENSOR_DIMENSIONS_MAX} at most")
         elements = 1
-        extent = item_bytes(dtype)  # as if dimensions of length 0 were 1: libraries multiply these, too
+        size = extent = item_bytes(dtype)  # as if lengths of 0 were 1: libraries multiply the others, too
         for length in shape:
             if type(length) is not int or length < 0:
                 raise CodecError(f"a tensor with the dimension {length!r}")
@@ -205,7 +206,7 @@ class TreeReader:
         if extent > limits.TENSOR_ELEMENTS_MAX:
             raise CodecError("a tensor whose dimensions multiply to more than 63 bits")
         buffer = self._take(number)
-        wanted = elements * item_bytes(dtype)
+        wanted = elements * size
         if wanted != buffer.nbytes:
             raise CodecError(
                 f"a tensor {dtype}{list(shape)} of {wanted} bytes with a buffer of {buffer.nbytes}"
