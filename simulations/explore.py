@@ -6,6 +6,7 @@ from every state that was reached a finished state must be reachable, whoever ha
 backwards from the finished states once all are known.
 """
 
+import gc
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise
@@ -54,6 +55,15 @@ def explore(model: RingModel, *, states_max: int = 20_000_000) -> Finding:
     Raises:
         StateLimitExceeded: more than ``states_max`` states.
     """
+    # States are tuples of numbers, in which there are no cycles to be found.
+    gc.disable()
+    try:
+        return _explore(model, states_max)
+    finally:
+        gc.enable()
+
+
+def _explore(model: RingModel, states_max: int) -> Finding:
     start = model.initial()
     index = {start: 0}
     order = [start]

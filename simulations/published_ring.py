@@ -80,9 +80,18 @@ def _payload(sender: int) -> tuple[int, int]:
     return 10 * (sender + 1) + 1, 10 * (sender + 1) + 2
 
 
-def _header() -> int:
-    """Length, and a checksum over the header itself: the same for every message of this length."""
-    return _MESSAGE << 8 | 0x5A
+def _header(sender: int) -> int:
+    """Sender and length, with a checksum over both: it says nothing about the payload."""
+    fields = (sender + 1) << 8 | _MESSAGE
+    return fields << 8 | _checksum(fields)
+
+
+def _checksum(fields: int) -> int:
+    return (fields >> 8 ^ fields ^ 0x5A) & 0xFF
+
+
+def _is_intact(header: int) -> bool:
+    return header & 0xFF == _checksum(header >> 8)
 
 
 def _send_under_lock(sender: int) -> Program[None]:
@@ -97,7 +106,7 @@ def _send_under_lock(sender: int) -> Program[None]:
     assert tail - head < _ENTRIES, "two messages of two senders always fit"
     entry = tail % _ENTRIES
     at = _BYTES + entry * _MESSAGE
-    for place, value in enumerate((_header(), *_payload(sender)), start=at):
+    for place, value in enumerate((_header(sender), *_payload(sender)), start=at):
         yield _put(place, value)
     yield _put(_SIZES + entry, _BUSY | _MESSAGE)
     yield _put(_TAIL, tail + 1)
@@ -113,7 +122,7 @@ def _receive_sizes(taken: int) -> Program[tuple[int, ...] | None]:
     header, *payload = _words((yield Load(at * WORD_BYTES, _MESSAGE * WORD_BYTES)))
     yield Store((_SIZES + entry) * WORD_BYTES, _word(0))
     yield Store(_HEAD * WORD_BYTES, _word(taken + 1))
-    return tuple(payload) if header == _header() else ()
+    return tuple(payload) if _is_intact(header) else ()
 
 
 LOCKED_RING: Final = Queue(
@@ -153,7 +162,12 @@ def _receive_up_to_tail(taken: int) -> Program[tuple[int, ...] | None]:
     if taken >= tail:
         return None
     at = 1 + taken % _SLOT_COUNT * _SLOT_WORDS
-    return tuple(_words((yield Load(at * WORD_BYTES, _SLOT_WORDS * WORD_BYTES))))
+    payload = _words((yield Load(at * WORD_BYTES, _SLOT_WORDS * WORD_BYTES)))
+    if not any(payload):
+        return None  # the tail is ahead of what was written: the message is taken to be on its way
+    for place in range(at, at + _SLOT_WORDS):
+        yield Store(place * WORD_BYTES, _word(0))
+    return tuple(payload)
 
 
 ADDING_QUEUE: Final = Queue(
@@ -272,7 +286,8 @@ def _judged(
         return sentence, evolve(world, taken=world.taken + 1)
     sender = next((at for at in range(len(SENDERS)) if _payload(at) == payload), None)
     if sender is None:
-        return sentence, (2, f"a message is delivered with the payload words {payload}, which nobody sent so")
+        mixed = " and ".join(map(hex, payload))
+        return sentence, (2, f"a message is delivered with the payload words {mixed}, of two senders")
     if sender in world.delivered:
         return sentence, (1, f"the message of {SENDERS[sender]} is delivered again")
     return sentence, evolve(world, taken=world.taken + 1, delivered=world.delivered | {sender})
@@ -316,9 +331,7 @@ def _carry_out(queue: Queue, words: Words, operation: Operation) -> tuple[Words,
             raise AssertionError(f"these programs do not use {operation!r}")
 
 
-def _swapped(
-    queue: Queue, words: Words, place: int, expected: int, desired: int
-) -> tuple[Words, int, str]:
+def _swapped(queue: Queue, words: Words, place: int, expected: int, desired: int) -> tuple[Words, int, str]:
     found = words[place]
     where = queue.places[place]
     if found != expected:

@@ -28,9 +28,9 @@ Checked in every transition: promises 1, 2, 3 and 5 of the ring. ``simulations.e
 """
 
 from collections.abc import Iterator
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import frozen
 
 from simulations.ring_programs import (
     GENERATION,
@@ -106,8 +106,7 @@ class Violation:
     what: str
 
 
-@frozen
-class Live:
+class Live(NamedTuple):
     """A reservation between head and tail."""
 
     sequence: int
@@ -116,8 +115,7 @@ class Live:
     """A bit for every cell that belongs to it."""
 
 
-@frozen
-class Ghost:
+class Ghost(NamedTuple):
     """Bookkeeping of the checker; no program sees it."""
 
     live: tuple[Live, ...]
@@ -126,8 +124,11 @@ class Ghost:
     suspicions: int
     cuts: int
     damages: int
-    clock: int = field(default=0)
+    clock: int = 0
 
+
+_POLL: Final = Poll()
+_LATE_POLL: Final = Poll(late=True)
 
 Memory: TypeAlias = tuple[int, ...]
 Queue: TypeAlias = tuple[Group, ...] | None
@@ -270,7 +271,7 @@ class RingModel:
                 yield ("land", session, piece[0]), self._landed(state, session, piece, after, state[4])
                 if ghost.damages and piece[0] >= self.cells.first_granule:
                     damaged = (piece[0], self.cells.number(b"damaged"))
-                    less = self.ghosts.number(evolve(ghost, damages=ghost.damages - 1))
+                    less = self.ghosts.number(ghost._replace(damages=ghost.damages - 1))
                     yield (
                         ("damage", session, piece[0]),
                         self._landed(state, session, damaged, after, less),
@@ -280,11 +281,12 @@ class RingModel:
         cell, _ = piece
         consumer = self.consumer.all[state[1]]
         live = self.ghosts.values[state[4]].live
-        where = self.cells.describe(cell)
         for delivery in consumer.held:
             if cell in self._cells_of(delivery):
+                where = self.cells.describe(cell)
                 return Violation(2, f"{where} changes while the consumer holds {_message(delivery)} there")
         if not any(entry.session == session and entry.cells >> cell & 1 for entry in live):
+            where = self.cells.describe(cell)
             return Violation(5, f"a write of session {session} lands in {where}, which it does not own")
         memory = self.memories.values[state[0]]
         return (self._put(memory, piece), state[1], state[2], queues, ghost)
@@ -308,11 +310,11 @@ class RingModel:
                         after = self._stored(after, local, piece, released)
                     yield ("release", delivery.sequence), after
             return
-        yield ("poll",), self._call(state, local, Poll())
+        yield ("poll",), self._call(state, local, _POLL)
         if local.waits:
             ghost = self._suspecting(state, local)
             if ghost is not None:
-                yield ("suspect",), self._call((*state[:4], ghost), local, Poll(late=True))
+                yield ("suspect",), self._call((*state[:4], ghost), local, _LATE_POLL)
         for delivery in local.held:
             yield ("release", delivery.sequence), self._call(state, local, Release(delivery.sequence))
 
@@ -323,7 +325,7 @@ class RingModel:
             return state[4]
         if not ghost.suspicions:
             return None
-        return self.ghosts.number(evolve(ghost, suspicions=ghost.suspicions - 1))
+        return self.ghosts.number(ghost._replace(suspicions=ghost.suspicions - 1))
 
     def _may_still_commit(self, state: State, local: LocalConsumer, ghost: Ghost) -> bool:
         reserver = next((e.session for e in ghost.live if e.sequence == local.cursor), None)
@@ -398,7 +400,7 @@ class RingModel:
             while live and live[0].sequence != head:
                 memory = self._emptied(memory, live[0])
                 live = live[1:]
-            ghost_number = self.ghosts.number(evolve(ghost, live=live))
+            ghost_number = self.ghosts.number(ghost._replace(live=live))
         elif cell < self.cells.first_slot and number:
             identity = local.identities.get(cell - HEAD_CELL)
             counted = self.cells.word(number)
@@ -428,7 +430,7 @@ class RingModel:
             ghost = self.ghosts.values[ghost_number]
             producer = NAMES.index(delivery.identity)
             handed = _replaced(ghost.handed, producer, ghost.handed[producer] + 1)
-            ghost_number = self.ghosts.number(evolve(ghost, handed=handed))
+            ghost_number = self.ghosts.number(ghost._replace(handed=handed))
         return (state[0], local.number, state[2], state[3], ghost_number)
 
     def _judge(self, state: State, delivery: Delivery) -> Violation | None:
@@ -484,7 +486,7 @@ class RingModel:
 
     def _crashed(self, state: State, producer: int) -> State:
         ghost = self.ghosts.values[state[4]]
-        less = self.ghosts.number(evolve(ghost, crashes=ghost.crashes - 1))
+        less = self.ghosts.number(ghost._replace(crashes=ghost.crashes - 1))
         return self._with_producer((*state[:4], less), producer, DEAD)
 
     def _swap(self, state: State, producer: int, local: LocalProducer, swap: Swap) -> Iterator[Move]:
@@ -508,7 +510,7 @@ class RingModel:
                 Violation(5, "a reservation takes what still belongs to another one"),
             )
             return
-        ghost = evolve(ghost, live=(*ghost.live, reservation), clock=ghost.clock + self._tick)
+        ghost = ghost._replace(live=(*ghost.live, reservation), clock=ghost.clock + self._tick)
         state = (
             self._put(memory, (TAIL_CELL, swap.desired)),
             state[1],
@@ -581,7 +583,7 @@ class RingModel:
                 continue
             if not alive and not self.setting.deaths_noticed:
                 continue
-            less = self.ghosts.number(evolve(ghost, cuts=ghost.cuts - alive))
+            less = self.ghosts.number(ghost._replace(cuts=ghost.cuts - alive))
             closed = self.consumer.close(local, session)
             yield ("cut", session), self._revoked((state[0], closed.number, *state[2:4], less), session)
 

@@ -479,7 +479,7 @@ class BlindConsumer(ModelConsumer):
         return 0
 
 
-@frozen
+@frozen(cache_hash=True)
 class Poll:
     """The consumer looks at its cursor; ``late``: every lease is over."""
 

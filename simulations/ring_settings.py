@@ -17,7 +17,7 @@ QUICK: Final = (
     # Two producers, both modes, every fault.
     Setting((_ONE, _TWO), crashes=1, suspicions=1),
     Setting((_ONE, _TWO), crashes=1, suspicions=1, guarded=True),
-    Setting((_ONE, _TWO), slots=3, crashes=1, suspicions=1),
+    Setting(((1, 1), _TWO), slots=3, crashes=1),
     Setting((_ONE, _TWO), crashes=1, suspicions=1, guarded=True, near_wrap=True, deaths_noticed=True),
     Setting((_ONE, _TWO), crashes=1, torn_reads=True),
     Setting((_ONE, _TWO), cuts=1),

@@ -1,0 +1,45 @@
+"""``python -m simulations COMMAND``: models of the system that are run, not read."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from attrs import frozen
+
+from simulations import explore_command
+
+
+@frozen
+class Command:
+    """One subcommand."""
+
+    help: str
+    description: str | None
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+COMMANDS: Final = {
+    "explore": Command(
+        explore_command.HELP,
+        explore_command.__doc__,
+        explore_command.add_arguments,
+        explore_command.run,
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that is named; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m simulations", description=__doc__)
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=command.help, description=command.description)
+        command.add_arguments(subparser)
+    options = parser.parse_args(arguments)
+    return COMMANDS[options.command].run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
