@@ -170,6 +170,7 @@ class FrameReader:
         self.bounds = bounds
         self._place = place
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._start = 0
         self._filled = 0
         self._placed: Header | None = None
         self._rest = _NOTHING
@@ -177,51 +178,57 @@ class FrameReader:
     @property
     def in_frame(self) -> bool:
         """Part of a frame was received, and part of it not."""
-        return self._placed is not None or self._filled > 0
+        return self._placed is not None or self._filled > self._start
 
     def next_buffer(self) -> memoryview:
-        """Where the next bytes belong; never empty."""
-        return self._rest if self._placed is not None else self._scratch[self._filled :]
+        """Where the next bytes belong; never empty, once ``frames`` has been iterated to its end."""
+        if self._placed is not None:
+            return self._rest
+        if self._start:
+            remaining = self._filled - self._start
+            self._scratch[:remaining] = self._scratch[self._start : self._filled]
+            self._start, self._filled = 0, remaining
+        return self._scratch[self._filled :]
 
-    def received(self, count: int) -> Iterator[tuple[Header, memoryview]]:
-        """Take note of ``count`` bytes put into ``next_buffer``; the frames completed by them.
+    def received(self, count: int) -> None:
+        """Take note of ``count`` bytes put into ``next_buffer``."""
+        if self._placed is not None:
+            self._rest = self._rest[count:]
+        else:
+            self._filled += count
+
+    def frames(self) -> Iterator[tuple[Header, memoryview]]:
+        """The frames that are complete; whoever stops in between may go on with a new iteration.
 
         Bodies without a place of their own are views of the scratch buffer, valid until the next step
-        of the iteration. All of it must be iterated before the next bytes are received.
+        of the iteration.
 
         Raises:
             ProtocolError: The bytes follow no rule; nothing more can be read from this stream.
         """
         if self._placed is not None:
-            self._rest = self._rest[count:]
-            if not len(self._rest):
-                header, self._placed = self._placed, None
-                yield header, _NOTHING
-            return
-        self._filled += count
-        start = 0
-        while self._filled - start >= HEADER_BYTES:
-            header = self._header(start)
-            after = start + HEADER_BYTES
+            if len(self._rest):
+                return
+            header, self._placed = self._placed, None
+            yield header, _NOTHING
+        while self._filled - self._start >= HEADER_BYTES:
+            header = self._header(self._start)
+            after = self._start + HEADER_BYTES
             if header.kind in _PLACED:
                 taken = min(header.body, self._filled - after)
                 place = self._place(header)
                 assert len(place) == header.body
                 place[:taken] = self._scratch[after : after + taken]
-                start = after + taken
+                self._start = after + taken
                 if taken < header.body:
                     self._placed, self._rest = header, place[taken:]
-                    break
+                    return
                 yield header, _NOTHING
             elif self._filled - after >= header.body:
-                start = after + header.body
-                yield header, self._scratch[after:start]
+                self._start = after + header.body
+                yield header, self._scratch[after : self._start]
             else:
-                break
-        remaining = self._filled - start
-        if start and remaining:
-            self._scratch[:remaining] = self._scratch[start : self._filled]
-        self._filled = remaining
+                return
 
     def _header(self, start: int) -> Header:
         header = Header._make(_HEADER.unpack_from(self._scratch, start))

@@ -42,7 +42,7 @@ from transports.tcp_wire import Wire
 _LOG: Final = logging.getLogger(__name__)
 
 _ANSWER_BYTES_MAX: Final = 2 << 20
-"""Answers queued for a producer that does not read them, from which on it is not read either."""
+"""Answers collected before they are sent; a producer that does not take them is not read either."""
 _LINGER_SECONDS: Final = 2.0
 """How long an ended connection is kept, for the producer to read why it ended."""
 _WASTE: Final = memoryview(bytearray(64 << 10))
@@ -177,6 +177,7 @@ class OwnerSession:
         self._memory: RegionMemory | None = None
         self._number = 0
         self._answers: list[Bytes] = []
+        self._answer_bytes = 0
         self._notify = False
         self._idle = True
         self._timer = self._loop.call_later(house.options.connect_timeout_seconds, self._too_slow)
@@ -189,14 +190,39 @@ class OwnerSession:
         return _WASTE if self._ending.over() else self._reader.next_buffer()
 
     def received(self, count: int) -> None:
-        """Carry out the frames completed by these bytes; one notification and one send for all of them."""
+        """Carry out the frames completed by these bytes."""
         if self._ending.over():
             return
         self._pulse.heard()
+        self._reader.received(count)
+        self._carry_out()
+
+    def has_room(self) -> None:
+        """The producer reads its answers again."""
+        if not self._ending.over():
+            self._carry_out()
+        if self.wire.has_room:
+            self.wire.resume_receiving()
+
+    def _carry_out(self) -> None:
+        """Carry out the frames received, for as long as the producer takes the answers."""
+        finished = False
+        while not finished and not self._ending.over():
+            finished = self._carry_out_some()
+            if not self.wire.has_room:
+                self.wire.pause_receiving()
+                return
+
+    def _carry_out_some(self) -> bool:
+        """One notification and one send for many frames; False if there are more."""
+        finished = True
         try:
-            for header, body in self._reader.received(count):
+            for header, body in self._reader.frames():
                 self._handle(header, body)
                 if self._ending.over():
+                    break
+                if self._answer_bytes > _ANSWER_BYTES_MAX:
+                    finished = False
                     break
         except (ProtocolError, HandshakeRefused) as error:
             self._end(error)
@@ -205,14 +231,9 @@ class OwnerSession:
             assert self._region is not None
             self._region.notify()
         if self._answers and not self._ending.over():
-            answers, self._answers = self._answers, []
+            answers, self._answers, self._answer_bytes = self._answers, [], 0
             self._send(answers)
-            if self.wire.pending_bytes > _ANSWER_BYTES_MAX:
-                self.wire.pause_receiving()
-
-    def has_room(self) -> None:
-        """The producer reads its answers again."""
-        self.wire.resume_receiving()
+        return finished
 
     def progressed(self) -> None:
         """The producer takes bytes, so it is there."""
@@ -383,9 +404,9 @@ class OwnerSession:
             raise ProtocolError(f"a read of {header.b} bytes; at most {frames.READ_BYTES_MAX} are allowed")
         data = memory.read(header.a, header.b)
         answer = frames.frame(Kind.DATA, tag=header.tag, body=len(data), b=self._nudges)
-        self._answers.append(answer + data if len(data) < 4096 else answer)
-        if len(data) >= 4096:
-            self._answers.append(data)
+        self._answers.append(answer)
+        self._answers.append(data)
+        self._answer_bytes += len(data)
 
     def _answer(self, header: Header, word: int) -> None:
         self._answers.append(frames.frame(Kind.WORD, tag=header.tag, a=word, b=self._nudges))

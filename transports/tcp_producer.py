@@ -210,7 +210,8 @@ class TcpMemory(RemoteMemory):
         """Take the answers completed by these bytes."""
         self._pulse.heard()
         try:
-            for header, body in self._reader.received(count):
+            self._reader.received(count)
+            for header, body in self._reader.frames():
                 self._handle(header, body)
                 if self._ending.over():
                     return

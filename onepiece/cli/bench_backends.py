@@ -145,7 +145,7 @@ async def _open_socket() -> AsyncIterator[Near]:
 async def _serve_socket(_: list[str]) -> None:
     with socket.create_server((_LOOPBACK, 0)) as server:
         _say(server.getsockname()[1])
-        connection, _peer = server.accept()  # noqa: ASYNC  # this backend is the blocking one
+        connection, _peer = server.accept()  # blocks, as this backend does
     memory = memoryview(bytearray(LENGTH_MAX))
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
