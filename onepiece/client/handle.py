@@ -177,9 +177,10 @@ class RequestHandle(Generic[Output]):
         """
         target = Path(path)
         part = target.with_name(f"{target.name}.{self.uid}.part")
-        await self.wait()
         try:
+            # Opened before the waiting: who cannot write should hear of it before the work is done.
             async with await anyio.open_file(part, "wb") as file:
+                await self.wait()
                 sink = _File(file=file)
                 await self._fetch(sink)
             if sink.content_type == VALUE_CONTENT_TYPE:

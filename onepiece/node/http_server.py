@@ -135,6 +135,7 @@ def _config(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         limit_concurrency=CONNECTIONS_MAX,
         backlog=BACKLOG,
         timeout_keep_alive=IDLE_SECONDS,
