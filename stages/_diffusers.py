@@ -1,4 +1,4 @@
-"""Owner of diffusers and transformers: Wan image-to-video, cut where its stages are.
+"""Owner of diffusers, transformers and the hub: Wan image-to-video, cut where its stages are.
 
 Each class below loads the components of one stage and nothing else, and computes what
 ``WanImageToVideoPipeline.__call__`` computes at that place, to the last bit. Where the pipeline has a
@@ -307,6 +307,7 @@ class Libraries(NamedTuple):
     image_encoder: Any
     image_processor: Any
     clean_prompt: Callable[[str], str]
+    download: Callable[..., str]
 
 
 @functools.cache
@@ -341,6 +342,7 @@ def libraries() -> Libraries:
             image_encoder=transformers.CLIPVisionModel,
             image_processor=_image_processor_class(transformers),
             clean_prompt=pipeline.prompt_clean,
+            download=importlib.import_module("huggingface_hub").snapshot_download,
         )
     except ImportError as error:
         raise ConfigError(
@@ -387,11 +389,17 @@ class _Loader:
 
     def _load(self, kind: Any, component: str, *, method: str = "from_pretrained", **options: Any) -> Any:
         try:
-            return getattr(kind, method)(
-                self.model.source, subfolder=component, local_files_only=self.model.is_local, **options
-            )
+            folder = self._folder_with(component)
+            return getattr(kind, method)(folder, subfolder=component, local_files_only=True, **options)
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot load {component} of model {self.model.source!r}: {error}") from error
+
+    def _folder_with(self, component: str) -> str:
+        """The model's folder; of a model on the hub, a copy that holds this component at least."""
+        if self.model.is_local:
+            return self.model.source
+        patterns = [f"{component}/*.{suffix}" for suffix in ("json", "safetensors", "model", "txt")]
+        return str(libraries().download(self.model.source, allow_patterns=patterns))
 
 
 def _dtype_keyword(kind: Any) -> str:

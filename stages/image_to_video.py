@@ -171,8 +171,7 @@ def image_to_video(
     text = encode_text(prompt, negative_prompt, guidance)
     latents = encode_latents(image, seed, num_frames, height, width)
     clean = denoise(text, encode_image(image), latents, steps, guidance)
-    video: bytes = decode(clean, frames_per_second)
-    return video
+    return decode(clean, frames_per_second)
 
 
 @workflow

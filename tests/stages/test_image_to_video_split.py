@@ -1,7 +1,10 @@
 """The five stages against the pipeline they were cut from."""
 
 import contextlib
+import json
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,9 @@ from onepiece.testing import stage_context
 from onepiece.types import TypeSpec
 from onepiece.workflow import Workflow
 from stages import image_to_video as workflow_module
-from stages._diffusers import Denoiser, TextEncoder, libraries
+from stages._diffusers import Denoiser, ImageEncoder, LatentEncoder, TextEncoder, libraries
 from stages._video import read_image, read_mp4, write_mp4
-from stages._wan import SHIPPED_MODEL, WanModel
+from stages._wan import MODEL_VARIABLE, SHIPPED_MODEL, WanModel
 
 pytestmark = pytest.mark.diffusion
 torch = pytest.importorskip("torch", reason="needs the diffusion extra")
@@ -65,7 +68,7 @@ async def run(workflow: Workflow[..., Any], **inputs: Any) -> dict[str, Any]:
                 name: _given(source, call.inputs, outputs, stage.spec.parameter(name))
                 for name, source in node.inputs.items()
             }
-            outputs[node.id] = await stage(stage_context(states[node.stage]), **arguments)
+            outputs[node.id] = await stage.function(stage_context(states[node.stage]), **arguments)
             assert check_value(stage.spec.returns, outputs[node.id]) is None
     return outputs
 
@@ -93,10 +96,15 @@ def monolith() -> Any:
         str(SHIPPED_MODEL), dtype=torch.float32, local_files_only=True
     )
     pipeline.set_progress_bar_config(disable=True)
+    settle(pipeline)
+    return pipeline
+
+
+def settle(pipeline: Any) -> None:
+    """Move the weights of a pipeline out of the mapped files."""
     for network in (pipeline.text_encoder, pipeline.image_encoder, pipeline.vae, pipeline.transformer):
         for tensor in (*network.parameters(), *network.buffers()):
             tensor.data = tensor.data.clone()
-    return pipeline
 
 
 @pytest.mark.parametrize(
@@ -160,18 +168,18 @@ async def test_a_worker_serves_many_requests_alike() -> None:
     workflow = workflow_module.image_to_frames
     async with loaded_stages(workflow) as states:
         key = workflow_module.denoise.key
-        latents = await workflow_module.encode_latents(
+        latents = await workflow_module.encode_latents.function(
             stage_context(states[workflow_module.encode_latents.key]), EXAMPLE
         )
-        text = await workflow_module.encode_text(
+        text = await workflow_module.encode_text.function(
             stage_context(states[workflow_module.encode_text.key]), PROMPT
         )
-        image = await workflow_module.encode_image(
+        image = await workflow_module.encode_image.function(
             stage_context(states[workflow_module.encode_image.key]), EXAMPLE
         )
-        first = await workflow_module.denoise(stage_context(states[key]), text, image, latents)
-        await workflow_module.denoise(stage_context(states[key]), text, image, latents, 2)
-        again = await workflow_module.denoise(stage_context(states[key]), text, image, latents)
+        first = await workflow_module.denoise.function(stage_context(states[key]), text, image, latents)
+        await workflow_module.denoise.function(stage_context(states[key]), text, image, latents, 2)
+        again = await workflow_module.denoise.function(stage_context(states[key]), text, image, latents)
     assert torch.equal(first, again)
 
 
@@ -198,7 +206,7 @@ def denoising() -> Denoising:
 async def test_denoise_reports_every_step(denoising: Denoising) -> None:
     """Progress starts at 0 and ends at the total, one report a step."""
     context = stage_context(denoising.state)
-    await workflow_module.denoise(context, denoising.text, denoising.image, denoising.latents, 5)
+    await workflow_module.denoise.function(context, denoising.text, denoising.image, denoising.latents, 5)
     assert context.reports == [{"step": step, "total": 5} for step in range(6)]
 
 
@@ -216,7 +224,9 @@ async def test_a_cancelled_request_ends_at_the_next_step(
 
     monkeypatch.setattr(type(context), "report", lambda self, **fields: report(**fields))
     with pytest.raises(RequestCancelled):
-        await workflow_module.denoise(context, denoising.text, denoising.image, denoising.latents, 50)
+        await workflow_module.denoise.function(
+            context, denoising.text, denoising.image, denoising.latents, 50
+        )
     assert [each["step"] for each in context.reports] == [0, 1]
 
 
@@ -224,7 +234,7 @@ async def test_a_request_past_its_deadline_takes_no_step(denoising: Denoising) -
     """The deadline is checked before work is done, too."""
     context = stage_context(denoising.state, timeout=-1)
     with pytest.raises(DeadlineExceeded):
-        await workflow_module.denoise(context, denoising.text, denoising.image, denoising.latents)
+        await workflow_module.denoise.function(context, denoising.text, denoising.image, denoising.latents)
     assert context.reports == []
 
 
@@ -232,7 +242,7 @@ async def test_denoise_refuses_wrong_options(denoising: Denoising) -> None:
     """Before the first step, by name."""
     for options, field in (((0,), "steps"), ((4, 99.0), "guidance")):
         with pytest.raises(InvalidInput) as caught:
-            await workflow_module.denoise(
+            await workflow_module.denoise.function(
                 stage_context(denoising.state), denoising.text, denoising.image, denoising.latents, *options
             )
         assert caught.value.fields["field"] == field
@@ -247,15 +257,18 @@ async def test_the_first_stage_that_sees_a_wrong_input_refuses_it() -> None:
 
         stages = workflow_module
         wrong = [
-            ("image", stages.encode_image(context(stages.encode_image), b"no image")),
-            ("image", stages.encode_latents(context(stages.encode_latents), b"no image")),
-            ("seed", stages.encode_latents(context(stages.encode_latents), EXAMPLE, -1)),
-            ("num_frames", stages.encode_latents(context(stages.encode_latents), EXAMPLE, 0, 10)),
-            ("height", stages.encode_latents(context(stages.encode_latents), EXAMPLE, 0, 9, 70)),
-            ("prompt", stages.encode_text(context(stages.encode_text), "a red three " * 10)),
-            ("prompt", stages.encode_text(context(stages.encode_text), "x" * 10**6)),
-            ("negative_prompt", stages.encode_text(context(stages.encode_text), "a", "a three " * 10, 2.0)),
-            ("frames_per_second", stages.decode(context(stages.decode), None, 0)),
+            ("image", stages.encode_image.function(context(stages.encode_image), b"no image")),
+            ("image", stages.encode_latents.function(context(stages.encode_latents), b"no image")),
+            ("seed", stages.encode_latents.function(context(stages.encode_latents), EXAMPLE, -1)),
+            ("num_frames", stages.encode_latents.function(context(stages.encode_latents), EXAMPLE, 0, 10)),
+            ("height", stages.encode_latents.function(context(stages.encode_latents), EXAMPLE, 0, 9, 70)),
+            ("prompt", stages.encode_text.function(context(stages.encode_text), "a red three " * 10)),
+            ("prompt", stages.encode_text.function(context(stages.encode_text), "x" * 10**6)),
+            (
+                "negative_prompt",
+                stages.encode_text.function(context(stages.encode_text), "a", "a three " * 10, 2.0),
+            ),
+            ("frames_per_second", stages.decode.function(context(stages.decode), None, 0)),
         ]
         for field, refused in wrong:
             with pytest.raises(InvalidInput) as caught:
@@ -266,8 +279,8 @@ async def test_the_first_stage_that_sees_a_wrong_input_refuses_it() -> None:
 async def test_a_negative_prompt_counts_only_with_guidance() -> None:
     """Without guidance it costs nothing and is not sent on."""
     async with workflow_module.encode_text.loaded(stage_context()) as state:
-        without = await workflow_module.encode_text(stage_context(state), PROMPT, "a green one", 1.0)
-        guided = await workflow_module.encode_text(stage_context(state), PROMPT, "a green one", 2.0)
+        without = await workflow_module.encode_text.function(stage_context(state), PROMPT, "a green one", 1.0)
+        guided = await workflow_module.encode_text.function(stage_context(state), PROMPT, "a green one", 2.0)
     assert without.negative_prompt is None
     assert torch.equal(without.prompt, guided.prompt)
     assert not torch.equal(guided.prompt, guided.negative_prompt)
@@ -297,6 +310,94 @@ def test_loading_sets_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.fixture
+def half_precision_model(tmp_path: Path) -> WanModel:
+    """The shipped weights, served as the large models are: text encoder and transformer in bfloat16."""
+    for path in SHIPPED_MODEL.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    settings = json.loads((SHIPPED_MODEL / "serving.json").read_text())
+    (tmp_path / "serving.json").unlink()
+    (tmp_path / "serving.json").write_text(json.dumps({**settings, "dtype": "bfloat16"}))
+    return WanModel.from_source(str(tmp_path))
+
+
+def test_split_equals_monolith_in_half_precision(half_precision_model: WanModel) -> None:
+    """In the types in which upstream runs the large models: bfloat16, image encoder and VAE float32."""
+    model, source = half_precision_model, half_precision_model.source
+    text_encoder, image_encoder = TextEncoder.load(model, "cpu"), ImageEncoder.load(model, "cpu")
+    latent_encoder, denoiser = LatentEncoder.load(model, "cpu"), Denoiser.load(model, "cpu")
+    image = read_image(EXAMPLE)
+    prompt, negative_prompt = text_encoder.encode(PROMPT, "", guided=True)
+    seen = image_encoder.encode(image)
+    assert {prompt.dtype, seen.dtype} == {torch.bfloat16}
+    noise, condition = latent_encoder.encode(image, height=64, width=64, num_frames=9, seed=3)
+    assert {noise.dtype, condition.dtype} == {torch.float32}
+    latents = denoiser.denoise(
+        noise, condition, prompt, negative_prompt, seen, steps=3, guidance=2.0, on_step=lambda _: None
+    )
+    packages = libraries()
+    pipeline = packages.pipeline.from_pretrained(
+        source,
+        image_encoder=packages.image_encoder.from_pretrained(
+            source, subfolder="image_encoder", dtype=torch.float32
+        ),
+        vae=packages.vae.from_pretrained(source, subfolder="vae", torch_dtype=torch.float32),
+        dtype=torch.bfloat16,
+        local_files_only=True,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    settle(pipeline)
+    whole = pipeline(
+        image=image,
+        prompt=PROMPT,
+        height=64,
+        width=64,
+        num_frames=9,
+        num_inference_steps=3,
+        guidance_scale=2.0,
+        generator=torch.Generator("cpu").manual_seed(3),
+        max_sequence_length=model.max_sequence_length,
+        output_type="latent",
+    ).frames
+    assert torch.equal(latents, whole)
+
+
+@pytest.mark.slow
+def test_a_hub_id_is_read_from_the_hubs_cache(tmp_path: Path) -> None:
+    """A model named by hub id loads, and each stage asks for the files of its own components alone."""
+    snapshot = tmp_path / "models--somebody--small-wan" / "snapshots" / "0123456789abcdef"
+    snapshot.mkdir(parents=True)
+    for name in ("tokenizer", "text_encoder"):
+        (snapshot / name).symlink_to(SHIPPED_MODEL / name)
+    refs = tmp_path / "models--somebody--small-wan" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(snapshot.name)
+    code = """
+from onepiece import ConfigError
+from stages._diffusers import Decoder, TextEncoder
+from stages._wan import WanModel
+model = WanModel.from_environment()
+assert not model.is_local
+prompt, _ = TextEncoder.load(model, "cpu").encode("a red three", "", guided=False)
+print(tuple(prompt.shape), prompt.dtype)
+try:
+    Decoder.load(model, "cpu")
+except ConfigError as error:
+    print(error)
+"""
+    environment = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1", MODEL_VARIABLE: "somebody/small-wan"}
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "(1, 512, 64) torch.bfloat16" in result.stdout
+    assert "cannot load vae of model 'somebody/small-wan'" in result.stdout
 
 
 def test_a_damaged_model_is_named(tmp_path: Path) -> None:
