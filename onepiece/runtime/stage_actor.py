@@ -29,7 +29,7 @@ from attrs import define, field, frozen
 
 from onepiece.codec import CodecError, Packed, unpack
 from onepiece.core.inventory import ActorReport, ActorState
-from onepiece.errors import DeadlineExceeded, OnePieceError, SchemaMismatch, StageFailed
+from onepiece.errors import DeadlineExceeded, NodeLost, OnePieceError, SchemaMismatch, StageFailed
 from onepiece.graph import StageSpec, WorkflowGraph
 from onepiece.limits import (
     STOPPED_UIDS_MAX,
@@ -138,10 +138,21 @@ class StageActor:
             tasks.create_task(self._intake(inbox)),
             *(tasks.create_task(self._work_on(deliver, tasks)) for _ in range(self.spec.concurrency)),
         ]
-        await self._drain.wait()
-        await self._until_idle(inbox)
-        for worker in workers:
-            worker.cancel()
+        try:
+            await self._drain.wait()
+            await self._until_idle(inbox)
+        finally:
+            self._stop_running()
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)  # the stage is unloaded next: nothing may run on it any more
+
+    def _stop_running(self) -> None:
+        """Ended with work in hand: a job that is cancelled is waited for, so its ``report`` has to raise."""
+        for running in self._running.values():
+            uid = running.context.uid
+            reason = NodeLost(f"{self.stage.key} was ended on {self.env.node_id} during {uid}", uid=uid)
+            self._stop(running, reason)
 
     async def _until_idle(self, inbox: Receiver) -> None:
         """Wait until nothing is left; ``inbox.depth`` counts what intake has not seen."""
@@ -340,9 +351,13 @@ class StageActor:
         for job in self._scheduler.drop(uid):
             job.release()
         for (running_uid, _), running in list(self._running.items()):
-            if running_uid == uid and not running.context.cancelled:
-                running.context.stop(reason)
-                running.task.cancel()
+            if running_uid == uid:
+                self._stop(running, reason)
+
+    def _stop(self, running: _Running, reason: OnePieceError) -> None:
+        if not running.context.cancelled:
+            running.context.stop(reason)
+            running.task.cancel()
 
     # --- telling -------------------------------------------------------------------------------
 

@@ -162,8 +162,10 @@ class TaskWorker:
         A job that was told to stop (``context.stop``) ends by cancelling the task that runs this; the
         cancellation is taken back then and becomes the outcome.
         """
+        bound = self._seconds_left(context)
+        over = None if bound is None else asyncio.get_running_loop().call_later(bound, self._is_over, context)
         try:
-            async with asyncio.timeout(self._seconds_left(context)):
+            async with asyncio.timeout(bound):
                 if self.spec.isolation is Isolation.LOOP:
                     return await self._on_loop(job, context, package)
                 return await self._on_thread(job, context, package)
@@ -177,6 +179,8 @@ class TaskWorker:
         except _DIRTY as error:
             return Outcome(error=self._failed(context, error), is_dirty=True)
         finally:
+            if over is not None:
+                over.cancel()
             job.release()
 
     async def _on_loop(
@@ -203,6 +207,10 @@ class TaskWorker:
 
         return await self.threads.run_stage(body)
 
+    def _is_over(self, context: RunningStage) -> None:
+        """A blocking call that is out of time learns so from its next ``report``."""
+        context.stop(self._late(context))
+
     def _seconds_left(self, context: RunningStage) -> float | None:
         bounds = [] if self.spec.timeout_seconds is None else [self.spec.timeout_seconds]
         if context.deadline is not None:
@@ -210,7 +218,7 @@ class TaskWorker:
         return min(bounds, default=None)
 
     def _late(self, context: RunningStage) -> OnePieceError:
-        if context.deadline is not None and context.deadline <= 0:
+        if self.spec.timeout_seconds is None or (context.deadline is not None and context.deadline <= 0):
             return DeadlineExceeded(
                 f"request {context.uid} passed its deadline in {context.stage}",
                 uid=context.uid,
