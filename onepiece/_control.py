@@ -14,10 +14,9 @@ import cattrs
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError, StructureHandlerNotFoundError
 
 from onepiece import _cbor, limits
-from onepiece._materialise import materialise
+from onepiece._materialise import AS_SENT, materialise
 from onepiece._tree import TreeReader, TreeWriter
 from onepiece.errors import CodecError
-from onepiece.types import ANY
 from transports.operations import Bytes
 
 Message = TypeVar("Message")
@@ -234,7 +233,7 @@ def _write_plain_value(value: Any) -> Any:
 
 def _read_plain_value(tree: Any, _wanted: Any) -> Any:
     """Untyped fields, too: nothing of the format's own may be left in a message."""
-    return materialise(TreeReader(()).read(tree), ANY)
+    return materialise(TreeReader(()).read(tree), AS_SENT)
 
 
 for _scalar in _SCALARS[:-1]:

@@ -1,6 +1,6 @@
 """Out of a received message: one copy, after which nothing refers to the message any more."""
 
-from typing import Any
+from typing import Any, Final
 
 from onepiece import _torch
 from onepiece._annotations import build_record, record_class
@@ -9,6 +9,9 @@ from onepiece._wire import Wire, WireBytes, WireRecord, WireTensor, WireText
 from onepiece.errors import CodecError
 from onepiece.tensor import numpy_dtype, numpy_from_buffer
 from onepiece.types import ANY, Kind, TypeSpec
+
+AS_SENT: Final = TypeSpec(Kind.ANY, name="as sent")
+"""Any type, where a record whose class is not known here is kept for somebody who knows it."""
 
 
 def select(value: Any, path: tuple[int | str, ...]) -> Any:
@@ -75,14 +78,22 @@ def _copied(value: Wire, spec: TypeSpec, device: str) -> Any:
 
 
 def _inner(spec: TypeSpec) -> TypeSpec:
-    return spec.items[0] if spec.items else ANY
+    return spec.items[0] if spec.items else _untyped(spec)
+
+
+def _untyped(spec: TypeSpec) -> TypeSpec:
+    return AS_SENT if spec is AS_SENT else ANY
 
 
 def _record(value: WireRecord, spec: TypeSpec, device: str) -> Any:
     """The object; the plain map of its fields where no annotation of this process names its class."""
     types = dict(zip(spec.names, spec.items, strict=True))
-    fields = {name: _copied(item, types.get(name, ANY), device) for name, item in value.fields.items()}
+    fields = {
+        name: _copied(item, types.get(name, _untyped(spec)), device) for name, item in value.fields.items()
+    }
     cls = record_class(value.name)
+    if cls is None and spec is AS_SENT:
+        return value
     if cls is None:
         if spec.kind is Kind.RECORD:
             raise CodecError(f"the class {value.name} is not known here: import the workflow's module")

@@ -5,6 +5,7 @@ names. *Conforming* is for what comes from outside, as JSON has fewer types than
 for a tuple, an object for a record, ``3`` for ``3.0``; the value that the type wants comes back.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from onepiece.tensor import numpy_wire_name
 from onepiece.types import Kind, TypeSpec
 
 _SHOWN_CHARACTERS_MAX: Final = 60
+_LITERAL_CHARACTERS_MAX: Final = 200
 
 _PYTHON_TYPES: Final[Mapping[Kind, tuple[type, ...]]] = {
     Kind.NONE: (type(None),),
@@ -76,6 +78,35 @@ def describe(value: Any) -> str:
     if isinstance(value, WireRecord):
         return f"a {value.name.rpartition(':')[2]}"
     return {WireBytes: "bytes", WireText: "a str"}.get(kind) or _article(kind)
+
+
+def show_value(value: Any) -> str:
+    """A value of a definition as text: the same on every node, whether it knows the record's class or not.
+
+    A long one is cut, and told from others by a hash of the whole.
+    """
+    text = _literal(value)
+    if len(text) <= _LITERAL_CHARACTERS_MAX:
+        return text
+    return f"{text[:_SHOWN_CHARACTERS_MAX]}...#{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_literal(item)}' for key, item in value.items())}}}"
+    if isinstance(value, WireRecord):
+        name, fields = value.name, value.fields
+    else:
+        names = record_fields(type(value))
+        if names is None and isinstance(value, tuple):
+            return f"({', '.join(map(_literal, value))})"
+        if names is None:
+            return repr(value)
+        name, fields = record_name(type(value)), {each: getattr(value, each) for each in names}
+    inside = ", ".join(f"{each}={_literal(item)}" for each, item in fields.items())
+    return f"{name.rpartition(':')[2]}({inside})"
 
 
 def _article(kind: type) -> str:

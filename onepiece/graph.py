@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias
 from attrs import field, frozen
 
 from onepiece._control import PlainValue, register
-from onepiece._values import Mismatch, TooLarge, check_value, conform
+from onepiece._values import Mismatch, TooLarge, check_value, conform, show_value
 from onepiece.errors import DefinitionError, InvalidInput, PayloadTooLarge, WiringError
 from onepiece.types import Kind, TypeSpec
 
@@ -89,7 +89,7 @@ class Parameter:
     default: PlainValue = None
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.type}" + ("" if self.required else f" = {self.default!r}")
+        return f"{self.name}: {self.type}" + ("" if self.required else f" = {show_value(self.default)}")
 
 
 @frozen
@@ -248,7 +248,7 @@ def _source_text(source: Source) -> str:
         case FromStage():
             return str(source)
         case Constant(value=value):
-            return repr(value)
+            return show_value(value)
 
 
 def check_inputs(graph: WorkflowGraph, raw: Mapping[str, Any]) -> dict[str, Any]:

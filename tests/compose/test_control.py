@@ -10,10 +10,11 @@ from attrs import evolve, field, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onepiece import limits
+from onepiece import StageContext, _annotations, limits, stage, workflow
 from onepiece.codec import decode_control, encode_control, register
 from onepiece.errors import CodecError
-from stages.echo import echo
+from onepiece.graph import WorkflowGraph
+from stages.echo import echo, shout
 from stages.synthetic import chain, diamond, noop
 
 
@@ -65,6 +66,30 @@ class Everything:
     maybe: str | None = None
     number_or_text: int | str = 0
     free: Mapping[str, Any] = field(factory=dict)
+
+
+@frozen
+class Corner:
+    """A record that stands in a workflow's text."""
+
+    at: tuple[int, int]
+    tags: list[str]
+    more: dict[str, bytes]
+
+
+CORNER = Corner((1, 2), ["a"], {"k": b"v"})
+
+
+@stage
+async def cut(ctx: StageContext[None], size: Corner, other: Corner) -> int:
+    """Take a record from the inputs and one from the workflow's text."""
+    return 1
+
+
+@workflow
+def sized(size: Corner = CORNER) -> int:
+    """Have a record as a default and as a constant."""
+    return cut(size, CORNER)
 
 
 GOOD = Everything(
@@ -210,3 +235,28 @@ def test_a_message_too_large_is_refused_before_it_is_sent() -> None:
     """The sender learns it, with what to do instead."""
     with pytest.raises(CodecError, match="at most 1048576"):
         encode_control(evolve(GOOD, data=bytes(limits.CONTROL_BYTES_MAX)))
+
+
+def test_a_graph_is_the_same_where_its_records_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that never imported the workflow passes its graph on unchanged, with the same digest."""
+    data = encode_control(sized.graph)
+    monkeypatch.setattr(_annotations, "_RECORDS", {})
+    received = decode_control(data)
+    assert isinstance(received, WorkflowGraph)
+    assert received.schema_text == sized.graph.schema_text
+    assert "size: Corner = Corner(at=(1, 2), tags=['a'], more={'k': b'v'})" in received.schema_text
+    assert encode_control(received) == data
+
+
+def test_long_values_are_told_apart_in_the_schema() -> None:
+    """A default of kilobytes does not fill every error, and one changed letter in it is another schema."""
+
+    def version(default: str) -> WorkflowGraph:
+        def drawn(text: str = default) -> str:
+            return shout(text)
+
+        return workflow(name="w")(drawn).graph
+
+    one, other = version("x" * 9000 + "a"), version("x" * 9000 + "b")
+    assert len(one.schema_text) < 500
+    assert one.digest != other.digest
