@@ -40,7 +40,7 @@ class Device:
 
     name: str
     kind: DeviceKind
-    memory_bytes: int
+    memory_bytes: int = field(validator=validators.ge(0))
 
 
 @frozen
@@ -56,8 +56,13 @@ class NodeInfo:
     address: str
     http: str | None
     roles: tuple[str, ...]
-    devices: tuple[Device, ...]
+    devices: tuple[Device, ...] = field()
     process_id: int
+
+    @devices.validator
+    def _names_are_unique(self, _attribute: object, devices: tuple[Device, ...]) -> None:
+        if len({device.name for device in devices}) < len(devices):
+            raise ValueError(f"{self.node_id} names a device twice: {[device.name for device in devices]}")
 
     @property
     def is_worker(self) -> bool:

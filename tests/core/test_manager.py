@@ -233,6 +233,31 @@ def test_demand_changes_the_number_of_actors() -> None:
     assert {e.order.actor_id for e in effects if isinstance(e, SendUnassign)} == {2, 3}
 
 
+def test_surplus_is_taken_from_those_that_load() -> None:
+    """If there are too many actors, one that is ready stays and one that still loads goes."""
+    cluster = Cluster(_CONFIG)
+    cluster.join(make_node("node-1"))
+    cluster.join(make_node("node-2"))
+    cluster.offer(make_workflow("video", make_need("encode", 1, instances=2)))
+    cluster.load("node-2")
+    (stop,) = (e for e in cluster.tell(DemandChanged({"module:encode": 1})) if isinstance(e, SendUnassign))
+    assert (stop.node_id, stop.order.actor_id) == ("node-1", 1)
+
+
+def test_failures_far_apart_are_not_counted_together() -> None:
+    """A stage that serves well for a minute between its failures is never given up."""
+    cluster = Cluster(_CONFIG)
+    cluster.offer(make_workflow("video", make_need("encode", 1)))
+    cluster.join(make_node("node-1"))
+    for actor_id in range(1, 8):
+        cluster.load()
+        cluster.advance(61.0, beating=["node-1"])
+        cluster.nodes["node-1"].fail(actor_id, "boom")
+        cluster.beat()
+        cluster.advance(1.5, beating=["node-1"])
+    assert [actor.life for actor in cluster.manager.actors.values()] == [ActorLife.LOADING]
+
+
 def test_other_resources_are_another_version() -> None:
     """The same schema with other resources is refused, and both are named: the digest knows no resources."""
     cluster = Cluster(_CONFIG)

@@ -151,6 +151,14 @@ def test_instances_of_one_stage_go_to_different_nodes(nodes: int, instances: int
     assert len(set(homes)) == instances
 
 
+def test_different_nodes_matter_more_than_load() -> None:
+    """The second instance of a stage goes to the busier node rather than to the first one's node."""
+    rooms = _rooms((24, 24), (24, 24))
+    rooms[2:] = [evolve(room, used_bytes=GIB, stages=("module:other",)) for room in rooms[2:]]
+    packing = _pack([make_need("denoise", 8, instances=2)], rooms)
+    assert {chosen.node_id for chosen in packing.chosen} == {"node-1", "node-2"}
+
+
 def test_what_is_there_counts_as_load() -> None:
     """A new stage goes to the device with the fewest actors, then to the emptier one."""
     busy, idle = _rooms((24,), (24,))
