@@ -166,7 +166,7 @@ class TooLarge(Mismatch):
     """An input exceeds a bound."""
 
     def __init__(self, path: str, what: str, bound: int) -> None:
-        super().__init__(path, f"{what} exceed the bound of {bound}")
+        super().__init__(path, f"{what} where at most {bound} may come")
         self.bound = bound
 
 

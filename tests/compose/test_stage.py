@@ -133,12 +133,12 @@ async def no_result(ctx: Any, x: int):  # type: ignore[no-untyped-def]  # what i
     """A result without a type."""
 
 
-async def variadic(ctx: Any, *xs: int) -> int:
+async def variadic(ctx: Any, *_xs: int) -> int:
     """Any number of parameters."""
     return 1
 
 
-async def keywords(ctx: Any, **xs: int) -> int:
+async def keywords(ctx: Any, **_xs: int) -> int:
     """Any parameters by name."""
     return 1
 
