@@ -15,7 +15,14 @@ from rich.text import Text
 from onepiece.requests import EventKind, RequestEvent
 
 _BAR_WIDTH: Final = 24
-_STYLES: Final = {"waiting": "dim", "queued": "yellow", "running": "cyan", "finished": "green"}
+_STYLES: Final = {
+    "waiting": "dim",
+    "queued": "yellow",
+    "running": "cyan",
+    "finished": "green",
+    "failed": "red",
+    "cancelled": "red",
+}
 
 
 @define
@@ -58,24 +65,13 @@ class RequestView:
             self.accepted_at = event.at
         elif event.kind is EventKind.FINISHED:
             self.finished_at = event.at
-        stage = self.stages.get(event.stage or "")
-        if stage is None:
-            return
-        stage.node = event.node or stage.node
-        match event.kind:
-            case EventKind.QUEUED:
-                stage.state = "queued"
-            case EventKind.STAGE_STARTED:
-                stage.state, stage.started_at = "running", event.at
-            case EventKind.PROGRESS:
-                stage.step = int(event.detail.get("step") or 0)
-                stage.total = int(event.detail.get("total") or 0)
-                stage.progressed_at = event.at
-            case EventKind.STAGE_FINISHED:
-                stage.state, stage.detail = "finished", dict(event.detail)
-                stage.step = stage.total
-            case _:
-                pass
+        elif event.kind in {EventKind.FAILED, EventKind.CANCELLED}:
+            for stage in self.stages.values():
+                if stage.state == "running":
+                    stage.state = event.kind.value
+        named = self.stages.get(event.stage or "")
+        if named is not None:
+            _follow(named, event)
 
     def progress(self, now: float) -> Table:
         """The live picture."""
@@ -120,6 +116,24 @@ class RequestView:
         table.add_section()
         table.add_row("end to end", "", "", "", "", _seconds(whole), "")
         return table
+
+
+def _follow(stage: StageView, event: RequestEvent) -> None:
+    stage.node = event.node or stage.node
+    match event.kind:
+        case EventKind.QUEUED:
+            stage.state = "queued"
+        case EventKind.STAGE_STARTED:
+            stage.state, stage.started_at = "running", event.at
+        case EventKind.PROGRESS:
+            stage.step = int(event.detail.get("step") or 0)
+            stage.total = int(event.detail.get("total") or 0)
+            stage.progressed_at = event.at
+        case EventKind.STAGE_FINISHED:
+            stage.state, stage.detail = "finished", dict(event.detail)
+            stage.step = stage.total
+        case _:
+            pass
 
 
 def _remaining(stage: StageView, now: float) -> str:
