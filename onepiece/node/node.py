@@ -18,13 +18,10 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import socket
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from attrs import define, evolve, field
 
@@ -41,15 +38,19 @@ from onepiece.node.node_manager import ManagerService
 from onepiece.node.options import NodeOptions
 from onepiece.node.proxy import ProxyOptions, build_app, serve
 from onepiece.node.proxy_service import ProxyService
+from onepiece.node.state_directory import open_state_directory
 from onepiece.node.store_service import StoreService
-from onepiece.runtime.devices import discover_devices, open_device_threads, parse_device
+from onepiece.runtime.devices import DeviceThreads, discover_devices, open_device_threads, parse_device
 from onepiece.runtime.environment import Environment, Routes
 from onepiece.runtime.outbox import open_outbox
 from onepiece.runtime.workflows import WorkflowImports
 from onepiece.store import ResultStore, StoreOptions
-from transports import Listener, Options, Receiver, transport_for
+from transports import Listener, ListenFailed, Options, Receiver, transport_for
 
 _CLOSE_SECONDS = 2.0
+"""How long closing waits for a device's threads, which may never return."""
+_FAREWELL_SECONDS = 0.5
+"""How long a node waits for its good-bye to be taken; a manager that has left does not take it."""
 
 
 @define(eq=False)
@@ -131,7 +132,8 @@ async def open_node(options: NodeOptions, stop: StopSignal) -> AsyncIterator[Nod
     )
     transport = transport_for(options.listen)
     async with contextlib.AsyncExitStack() as stack:
-        state_dir = stack.enter_context(_state_directory(options))
+        has_state = options.roles & {"store", "manager"}
+        state_dir = stack.enter_context(open_state_directory(options.state_dir)) if has_state else None
         listener = await stack.enter_async_context(transport.listen(options.listen, wire))
         info = make_info(options, str(listener.address), None)
         node = await _compose(options, wire, listener, info, state_dir, stop, stack)
@@ -149,7 +151,7 @@ async def _compose(
     wire: Options,
     listener: Listener,
     info: NodeInfo,
-    state_dir: Path,
+    state_dir: Path | None,
     stop: StopSignal,
     stack: contextlib.AsyncExitStack,
 ) -> Node:
@@ -174,7 +176,7 @@ async def _compose(
         on_change=wake,
     )
     store = await _open_store(options, state_dir, stack)
-    tasks = await stack.enter_async_context(_cancelled_at_exit())
+    tasks = await stack.enter_async_context(_cancelled_at_exit(devices))
     host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
     proxy = _make_proxy(options, env, control_address, tasks)
     if proxy is not None:
@@ -204,6 +206,7 @@ async def _compose(
         tasks.create_task(service.serve(), name="result store")
         tasks.create_task(service.expire(), name="result expiry")
     if "manager" in options.roles:
+        assert state_dir is not None
         manager = await stack.enter_async_context(ManagerService.open(options, outbox, imports, state_dir))
         manager.attach(control)
         if proxy is not None:
@@ -228,14 +231,21 @@ class _Wake:
 
 
 @contextlib.asynccontextmanager
-async def _cancelled_at_exit() -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose tasks end with the context."""
-    async with asyncio.TaskGroup() as tasks:
-        try:
-            yield tasks
-        finally:
-            for task in list(tasks._tasks):  # noqa: SLF001 - the standard library offers no cancel_all
-                task.cancel()
+async def _cancelled_at_exit(devices: Sequence[DeviceThreads]) -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group whose tasks end with the context; they wait for a device's threads for a bounded time."""
+    abandon: list[asyncio.TimerHandle] = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                yield tasks
+            finally:
+                loop = asyncio.get_running_loop()
+                abandon += [loop.call_later(_CLOSE_SECONDS, device.abandon) for device in devices]
+                for task in list(tasks._tasks):  # noqa: SLF001 - the standard library offers no cancel_all
+                    task.cancel()
+    finally:
+        for timer in abandon:
+            timer.cancel()
 
 
 def _manager_address(options: NodeOptions, own: str) -> str:
@@ -266,34 +276,25 @@ def _http_host(text: str) -> str:
 async def _serve_http(options: NodeOptions, proxy: ProxyService) -> AsyncIterator[int]:
     host, _, port = options.http.rpartition(":")
     app = build_app(proxy, ProxyOptions(body_bytes_max=options.body_bytes_max))
-    async with serve(app, host, int(port)) as bound:
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            bound = await stack.enter_async_context(serve(app, host, int(port)))
+        except ConfigError as error:
+            if "port" not in error.fields:
+                raise
+            raise ListenFailed(f"--http: {error.message}") from error
         yield bound
 
 
 async def _open_store(
-    options: NodeOptions, state_dir: Path, stack: contextlib.AsyncExitStack
+    options: NodeOptions, state_dir: Path | None, stack: contextlib.AsyncExitStack
 ) -> ResultStore | None:
     """The result store, opened before the tasks that use it so that it is closed behind them."""
     if "store" not in options.roles:
         return None
+    assert state_dir is not None
     store_options = StoreOptions(byte_budget=options.store_bytes, ttl_seconds=options.result_ttl_seconds)
     return await stack.enter_async_context(ResultStore.open(state_dir / "results", store_options))
-
-
-@contextlib.contextmanager
-def _state_directory(options: NodeOptions) -> Any:
-    if options.state_dir is not None:
-        try:
-            options.state_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--state-dir {options.state_dir} cannot be made: {error}") from error
-        yield options.state_dir
-        return
-    path = Path(tempfile.mkdtemp(prefix="onepiece-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _write_ready_file(path: Path, node: Node) -> None:
@@ -317,7 +318,7 @@ async def run_node(options: NodeOptions, stop: StopSignal) -> None:
         get_logger().info("node_stopping", node=node.info.node_id, drained=drained)
         node.member.farewell()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_SECONDS):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
                 await node.env.outbox.flushed()
 
 

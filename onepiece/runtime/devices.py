@@ -91,6 +91,8 @@ class DeviceThreads:
     _compute: "_SerialThread"
     _stopping: bool = False
     _thread: threading.Thread | None = field(default=None)
+    _waiters: set["asyncio.Future[Any]"] = field(factory=set)
+    """Of whoever waits for either thread, each on its own loop."""
 
     async def run_stage(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Run a coroutine on the stage thread and wait for it from another loop.
@@ -109,7 +111,12 @@ class DeviceThreads:
             self._stage_loop.call_soon_threadsafe(lambda: [task.cancel() for task in started])
 
         self._stage_loop.call_soon_threadsafe(start)
-        return await _joined(outcome, cancel)
+        return await self._joined(outcome, cancel)
+
+    def abandon(self) -> None:
+        """Wait no longer for what runs on the threads, which may never return: the node ends."""
+        for waiter in list(self._waiters):
+            waiter.get_loop().call_soon_threadsafe(waiter.cancel)
 
     async def run_compute(self, function: Callable[[], _T]) -> _T:
         """Run a blocking function on the compute thread; callable from any loop.
@@ -118,7 +125,23 @@ class DeviceThreads:
         cancellation is raised. One that has not begun is dropped.
         """
         future = self._compute.submit(function)
-        return await _joined(future, future.cancel)
+        return await self._joined(future, future.cancel)
+
+    async def _joined(self, outcome: "ThreadFuture[_T]", cancel: Callable[[], object]) -> _T:
+        """Wait for a thread's outcome; on cancellation pass it on, and wait for the end all the same."""
+        waiter = asyncio.wrap_future(outcome)
+        self._waiters.add(waiter)
+        try:
+            return await asyncio.shield(waiter)
+        except asyncio.CancelledError:
+            if not waiter.done():
+                cancel()
+                await asyncio.wait([waiter])
+            if not waiter.cancelled():
+                waiter.exception()  # seen, so that the loop does not complain about it
+            raise
+        finally:
+            self._waiters.discard(waiter)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._stage_loop)
@@ -143,21 +166,9 @@ class DeviceThreads:
         self._stage_loop.close()
 
 
-async def _joined(outcome: "ThreadFuture[_T]", cancel: Callable[[], object]) -> _T:
-    """Wait for another thread's outcome; on cancellation pass it on, and wait for the end all the same."""
-    waiter = asyncio.wrap_future(outcome)
-    try:
-        return await asyncio.shield(waiter)
-    except asyncio.CancelledError:
-        if not waiter.done():
-            cancel()
-            await asyncio.wait([waiter])
-        if not waiter.cancelled():
-            waiter.exception()  # seen, so that the loop does not complain about it
-        raise
-
-
 def _copy_outcome(task: "asyncio.Task[_T]", outcome: "ThreadFuture[_T]") -> None:
+    if outcome.cancelled():
+        return  # nobody waits any more
     if task.cancelled():
         outcome.cancel()
         outcome.set_running_or_notify_cancel()

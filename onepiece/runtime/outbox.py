@@ -22,7 +22,16 @@ from onepiece.errors import NodeUnreachable, PayloadTooLarge
 from onepiece.limits import CONTROL_BATCH_BYTES_MAX, CONTROL_QUEUE_MAX
 from onepiece.log import get_logger
 from onepiece.messages import KIND_CONTROL
-from transports import Address, Bytes, MessageTooLarge, Options, Sender, TransportError, open_sender
+from transports import (
+    Address,
+    Bytes,
+    ChannelClosed,
+    MessageTooLarge,
+    Options,
+    Sender,
+    TransportError,
+    open_sender,
+)
 
 Lost = Callable[[], None]
 
@@ -48,6 +57,15 @@ class _Link:
         self._taken = asyncio.Event()
         self._serial = 0
         self._alarm: asyncio.TimerHandle | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        """End the link; one that is still being opened is given up at once."""
+        self.stop.set()
+        if not self.ready.done():
+            self._fail(ChannelClosed(f"the link to {self.address} was closed"))
+            if self.task is not None:
+                self.task.cancel()
 
     async def send(self, parts: Sequence[Bytes], kind: int, on_lost: Lost | None) -> None:
         sender = await asyncio.shield(self.ready)
@@ -200,7 +218,7 @@ class Outbox:
         """Close the link, for example since its node was declared dead; the next use opens a new one."""
         link = self._links.pop(address, None)
         if link is not None:
-            link.stop.set()
+            link.close()
 
     def drop_all(self) -> None:
         """Close every link."""
@@ -211,7 +229,7 @@ class Outbox:
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = _Link(address)
-            self._tasks.create_task(self._serve(link), name=f"link {address}")
+            link.task = self._tasks.create_task(self._serve(link), name=f"link {address}")
         return link
 
     async def _serve(self, link: _Link) -> None:

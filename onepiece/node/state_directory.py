@@ -1,0 +1,82 @@
+"""Where a node keeps its state: the directory it was told, or a temporary one.
+
+A temporary directory goes with the node. A node that is killed cannot see to that, so each holds a lock
+on its directory for as long as it lives, whatever ends it, and a node that starts removes the
+directories whose lock nobody holds.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from onepiece.errors import ConfigError
+from onepiece.log import get_logger
+
+_PREFIX: Final = "onepiece-node-"
+
+
+@contextlib.contextmanager
+def open_state_directory(given: Path | None) -> Iterator[Path]:
+    """The directory ``given``, made if need be, or a temporary one that is removed with the context.
+
+    Raises ``ConfigError`` if it cannot be made.
+    """
+    if given is not None:
+        try:
+            given.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--state-dir {str(given)!r} cannot be made: {error}") from error
+        yield given
+        return
+    _remove_abandoned()
+    try:
+        path, descriptor = _make()
+    except OSError as error:
+        raise ConfigError(f"no temporary directory can be made: {error}; give --state-dir") from error
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _make() -> tuple[Path, int]:
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        descriptor = _locked(path)
+        if descriptor is None:
+            continue  # another node that starts took it for abandoned
+        if path.exists():
+            return path, descriptor
+        os.close(descriptor)
+
+
+def _remove_abandoned() -> None:
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        descriptor = _locked(path)
+        if descriptor is None:
+            continue
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+        get_logger().info("abandoned_state_removed", path=str(path))
+
+
+def _locked(path: Path) -> int | None:
+    """The directory opened and locked; None if somebody else has it, or it is none of ours."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
