@@ -14,6 +14,7 @@ from typing import Final
 
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 
 import onepiece
 from onepiece.client import RequestHandle
@@ -89,10 +90,15 @@ async def _run(arguments: argparse.Namespace, console: Console) -> list[str]:
 async def _follow(request: RequestHandle[bytes], console: Console) -> bytes:
     """Show the request until it is done, print where the time went, and fetch the video."""
     view = RequestView.of([node.id for node in image_to_video.graph.nodes])
-    with Live(view.progress(time.time()), console=console, refresh_per_second=_FRAMES_A_SECOND) as live:
+
+    def picture() -> Table:
+        return view.progress(time.time())
+
+    with Live(get_renderable=picture, console=console, refresh_per_second=_FRAMES_A_SECOND):
         async for event in request.events():
             view.take_in(event)
-            live.update(view.progress(time.time()))
+    if not console.is_terminal:
+        console.line()  # on a terminal, the live picture ends its last line itself
     video = await request.result()
     console.print(view.summary())
     return video
