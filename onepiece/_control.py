@@ -7,7 +7,7 @@ says or the message is refused. Unions of attrs classes carry the class's name b
 import enum
 import types
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 import attrs
 import cattrs
@@ -17,7 +17,9 @@ from onepiece import _cbor, limits
 from onepiece._materialise import AS_SENT, materialise
 from onepiece._tree import TreeReader, TreeWriter
 from onepiece.errors import CodecError
-from transports.operations import Bytes
+
+if TYPE_CHECKING:  # whoever only defines stages is spared the transports
+    from transports.operations import Bytes
 
 Message = TypeVar("Message")
 
@@ -54,7 +56,7 @@ def encode_control(message: object) -> bytes:
     return _cbor.encode(header_to_tree(message), limits.CONTROL_BYTES_MAX, type(message).__name__)
 
 
-def decode_control(data: Bytes) -> object:
+def decode_control(data: "Bytes") -> object:
     """The message that ``encode_control`` wrote.
 
     Raises:

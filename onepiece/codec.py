@@ -23,7 +23,7 @@ business (it hashes); here damaged bytes give ``CodecError`` or another value, n
 
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from attrs import frozen
 
@@ -40,7 +40,9 @@ from onepiece._tree import TreeReader, TreeWriter
 from onepiece._wire import Wire, WireBytes, WireRecord, WireTensor, WireText
 from onepiece.errors import CodecError
 from onepiece.types import ANY, TypeSpec
-from transports.operations import Bytes
+
+if TYPE_CHECKING:  # whoever only defines stages is spared the transports
+    from transports.operations import Bytes
 
 __all__ = [
     "VALUE_CONTENT_TYPE",
@@ -78,7 +80,7 @@ Header = TypeVar("Header")
 class Packed:
     """A message ready to be sent: the concatenation of ``parts``, ``length`` bytes in all."""
 
-    parts: tuple[Bytes, ...]
+    parts: "tuple[Bytes, ...]"
     length: int
 
 
@@ -179,7 +181,7 @@ def _slices(data: memoryview, position: int, lengths: list[Any]) -> Iterator[mem
         raise CodecError(f"a message of {data.nbytes} bytes ends at {position}")
 
 
-def value_to_bytes(value: Any) -> list[Bytes]:
+def value_to_bytes(value: Any) -> "list[Bytes]":
     """One value on its own, for results and HTTP: the pieces to write one behind the other.
 
     Raises:
@@ -188,7 +190,7 @@ def value_to_bytes(value: Any) -> list[Bytes]:
     return list(pack(None, {_SOLE_VALUE: value}).parts)
 
 
-def value_from_bytes(data: Bytes, spec: TypeSpec | None = None, device: str = "cpu") -> Any:
+def value_from_bytes(data: "Bytes", spec: TypeSpec | None = None, device: str = "cpu") -> Any:
     """Read what ``value_to_bytes`` wrote; nothing refers to ``data`` afterwards.
 
     Args:

@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from structlog.typing import FilteringBoundLogger
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 State_co = TypeVar("State_co", covariant=True)
 Arguments = ParamSpec("Arguments")
@@ -30,7 +31,7 @@ class StageContext(ABC, Generic[State_co]):
     """``cpu``, ``cuda:0``; tensors among the inputs lie there."""
     deadline_at: float | None
     """The request's deadline in wall-clock seconds since the epoch, or None."""
-    log: FilteringBoundLogger
+    log: "FilteringBoundLogger"
     """Logs with the request's UID, stage and node."""
 
     @property

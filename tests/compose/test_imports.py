@@ -57,3 +57,11 @@ def test_each_package_has_one_owner(package: str, owners: set[str]) -> None:
             if any(name.split(".")[0] == package for name in names):
                 found.add(str(path.relative_to(ROOT)))
     assert found == owners
+
+
+def test_importing_onepiece_alone_starts_nothing() -> None:
+    """Neither an event loop's library, nor logging, nor a transport: these come with what uses them."""
+    names = ("asyncio", "anyio", "structlog", "transports")
+    code = f"import sys, onepiece; print([name for name in {names!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

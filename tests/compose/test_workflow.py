@@ -536,7 +536,7 @@ def test_a_definition_error_in_the_module_passes_through(monkeypatch: pytest.Mon
 
     class Finder:
         @staticmethod
-        def find_spec(name: str, path: object = None, target: object = None) -> None:
+        def find_spec(name: str, path: object = None, _target: object = None) -> None:
             if name == "broken_stages":
                 workflow(wrong_type)
 
