@@ -3,11 +3,10 @@
 It carries out what ``RequestTable`` decides: sends inputs to the entry stages, tells followers what
 happens, tells nodes to stop work of requests that have ended, and reads results from wherever they are
 stored. It implements ``Frontend`` for the HTTP side and holds no state of its own but the table, the
-open reads and the followers.
+reads of results and the followers.
 """
 
 import asyncio
-import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -37,6 +36,7 @@ from onepiece.errors import (
     NotReady,
     OnePieceError,
     Overloaded,
+    UnknownRequest,
     UnknownWorkflow,
 )
 from onepiece.graph import INPUTS, FromInput, WorkflowGraph
@@ -46,15 +46,11 @@ from onepiece.limits import (
     FOLLOWERS_PER_REQUEST_MAX,
     RECORD_KEEP_SECONDS,
     RECORDS_MAX,
-    RESULT_PIECE_BYTES_MAX,
 )
 from onepiece.log import get_logger
 from onepiece.messages import (
     CONTROL_REGION,
-    PurgeResult,
-    ReadResult,
     RequestErrored,
-    ResultPiece,
     ResultStored,
     StageInput,
     StageReport,
@@ -62,11 +58,11 @@ from onepiece.messages import (
 )
 from onepiece.node.control import ControlService
 from onepiece.node.frontend import NodeView, Readiness
+from onepiece.node.result_reader import RemoteResult, ResultReader
 from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_deliver import InputTarget, ResultDeliver
 
-_READ_SECONDS: Final = 10.0
 _TICK_SECONDS: Final = 0.25
 
 
@@ -98,9 +94,7 @@ class ProxyService:
         self._rng = random.SystemRandom()
         self._table = RequestTable(RECORDS_MAX, EVENTS_PER_REQUEST_MAX, RECORD_KEEP_SECONDS)
         self._followers: dict[str, set[_Follower]] = {}
-        self._stored_at: dict[str, str] = {}
-        self._calls: dict[int, asyncio.Future[ResultPiece]] = {}
-        self._call_numbers = itertools.count(1)
+        self._results = ResultReader(env, control_address)
         self._settled = asyncio.Event()
         self.draining = False
         self.heartbeat_ages: Callable[[], Mapping[str, float]] = dict
@@ -111,7 +105,7 @@ class ProxyService:
         control.on(StageReport, self._on_report)
         control.on(RequestErrored, self._on_errored)
         control.on(ResultStored, self._on_stored)
-        control.on(ResultPiece, self._on_piece)
+        self._results.attach(control)
 
     async def tick(self) -> None:
         """End what is past its deadline, until cancelled."""
@@ -294,44 +288,25 @@ class ProxyService:
 
     # --- results -------------------------------------------------------------------------------
 
-    async def result(self, uid: str) -> "RemoteResult":
-        """Open the result; raises the request's error if it ended in one."""
-        status = self._table.status(uid)
+    async def result(self, uid: str) -> RemoteResult:
+        """Open the result; raises the request's error if it ended in one.
+
+        A request that is unknown here may be another proxy's, or of before a restart: then the stores
+        are asked.
+        """
+        try:
+            status = self._table.status(uid)
+        except UnknownRequest:
+            return await self._results.open(uid)
         if status.error is not None:
             raise OnePieceError.from_wire(status.error)
         if status.state is not RequestState.FINISHED:
             raise NotReady(f"request {uid} is {status.state.value}: its result is not there yet", uid=uid)
-        piece = await self._read(uid, 0, 0)
-        return RemoteResult(self, uid, piece.total_bytes, piece.content_type)
+        return await self._results.open(uid)
 
     async def purge(self, uid: str) -> None:
         """Drop a fetched result."""
-        await self._call(uid, lambda call: PurgeResult(call, self._control_address, uid))
-
-    async def _read(self, uid: str, start: int, length: int) -> ResultPiece:
-        return await self._call(uid, lambda call: ReadResult(call, self._control_address, uid, start, length))
-
-    async def _call(self, uid: str, ask: Callable[[int], object]) -> ResultPiece:
-        node_id = self._stored_at.get(uid)
-        node = None if node_id is None else self._env.routes.table.node(node_id)
-        if node is None:
-            raise NotReady(f"the node {node_id} that stores the result of {uid} is not there", uid=uid)
-        number = next(self._call_numbers)
-        answer: asyncio.Future[ResultPiece] = asyncio.get_running_loop().create_future()
-        self._calls[number] = answer
-        try:
-            self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", ask(number))
-            async with asyncio.timeout(_READ_SECONDS):
-                piece = await answer
-        except TimeoutError:
-            raise NotReady(
-                f"{node_id} did not answer within {_READ_SECONDS:.0f} s for the result of {uid}", uid=uid
-            ) from None
-        finally:
-            del self._calls[number]
-        if piece.error is not None:
-            raise OnePieceError.from_wire(piece.error)
-        return piece
+        await self._results.purge(uid)
 
     # --- what the set reports ------------------------------------------------------------------
 
@@ -351,9 +326,7 @@ class ProxyService:
         self._handle(RequestBroke(errored.uid, errored.stage, errored.node_id, errored.error))
 
     def _on_stored(self, stored: ResultStored) -> None:
-        self._stored_at[stored.uid] = stored.node_id
-        while len(self._stored_at) > RECORDS_MAX:
-            del self._stored_at[next(iter(self._stored_at))]
+        self._results.note(stored.uid, stored.node_id)
         for summary in stored.trail:
             self._handle(
                 StageReported(
@@ -366,11 +339,6 @@ class ProxyService:
                 )
             )
         self._handle(ResultArrived(stored.uid, stored.result_bytes, stored.content_type))
-
-    def _on_piece(self, piece: ResultPiece) -> None:
-        answer = self._calls.get(piece.call)
-        if answer is not None and not answer.done():
-            answer.set_result(piece)
 
     def _handle(self, event: Event) -> None:
         for effect in self._table.handle(event, self._env.now()):
@@ -388,27 +356,6 @@ class ProxyService:
                 for node in self._env.routes.table.nodes:
                     if "worker" in node.roles:
                         self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", StopRequest(uid, reason))
-
-
-@define(eq=False)
-class RemoteResult:
-    """An open result, read from the store that holds it."""
-
-    _proxy: ProxyService
-    uid: str
-    total_bytes: int
-    content_type: str
-
-    async def read(self, start: int, length: int) -> AsyncIterator[bytes]:
-        """The bytes from ``start`` on, in pieces of a bounded size."""
-        end = min(start + length, self.total_bytes)
-        while start < end:
-            wanted = min(end - start, RESULT_PIECE_BYTES_MAX)
-            piece = await self._proxy._read(self.uid, start, wanted)  # noqa: SLF001 - one module, one part
-            if not piece.data:
-                raise NotReady(f"the result of {self.uid} ended at byte {start} of {self.total_bytes}")
-            start += len(piece.data)
-            yield piece.data
 
 
 def _input_targets(graph: WorkflowGraph, header: StageInput) -> Iterator[tuple[str, InputTarget]]:
