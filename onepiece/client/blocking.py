@@ -143,6 +143,10 @@ class BlockingRequestHandle(Generic[Output]):
         """See ``RequestHandle.save``."""
         return _call(self._portal, lambda: self._handle.save(path, keep=keep))
 
+    def drop(self) -> None:
+        """See ``RequestHandle.drop``."""
+        _call(self._portal, self._handle.drop)
+
     def events(self, *, after: int = -1, cancel_on_disconnect: bool = False) -> Iterator[RequestEvent]:
         """See ``RequestHandle.events``."""
         events = self._handle.events(after=after, cancel_on_disconnect=cancel_on_disconnect)

@@ -8,7 +8,7 @@ over. ``await handle.cancel()`` is what cancels a request.
 
 import mmap
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -46,6 +46,8 @@ class RequestHandle(Generic[Output]):
     _connection: ProxyConnection = field(repr=False)
     _returns: TypeSpec | None = field(default=None, repr=False)
     """The result's type; None takes what comes."""
+    _has_ended: bool = field(default=False, init=False, repr=False)
+    """The final event was seen; waiting is over for good."""
 
     async def status(self) -> RequestStatus:
         """The request's record.
@@ -99,6 +101,7 @@ class RequestHandle(Generic[Output]):
                             if event.sequence <= after:
                                 continue
                             failures, after = 0, event.sequence
+                            self._has_ended |= event.kind in FINAL_KINDS
                             yield event
                             if event.kind in FINAL_KINDS:
                                 return
@@ -121,8 +124,7 @@ class RequestHandle(Generic[Output]):
 
         Cancelled: the request goes on.
         """
-        async for _ in self.events():
-            pass
+        await self._wait_ended()
         return await self.status()
 
     async def result(self, *, keep: bool = False) -> Output:
@@ -144,7 +146,7 @@ class RequestHandle(Generic[Output]):
 
         Cancelled: the request goes on, and its result stays.
         """
-        await self.wait()
+        await self._wait_ended()
         sink = _Memory(bytes_max=self._connection.options.result_bytes_max, uid=self.uid)
         await self._fetch(sink)
         if sink.content_type == VALUE_CONTENT_TYPE:
@@ -152,7 +154,7 @@ class RequestHandle(Generic[Output]):
         else:
             value = bytes(sink.data)
         if not keep:
-            await self._drop()
+            await self.drop()
         return cast("Output", value)
 
     async def save(self, path: Path | str, *, keep: bool = False) -> int:
@@ -180,7 +182,7 @@ class RequestHandle(Generic[Output]):
         try:
             # Opened before the waiting: who cannot write should hear of it before the work is done.
             async with await anyio.open_file(part, "wb") as file:
-                await self.wait()
+                await self._wait_ended()
                 sink = _File(file=file)
                 await self._fetch(sink)
             if sink.content_type == VALUE_CONTENT_TYPE:
@@ -191,11 +193,30 @@ class RequestHandle(Generic[Output]):
             with suppress(FileNotFoundError):
                 part.unlink()
         if not keep:
-            await self._drop()
+            await self.drop()
         return size
+
+    async def drop(self) -> None:
+        """Let the store drop the result, before its time to live is over; idempotent.
+
+        ``result`` and ``save`` do so by themselves. That nobody answers is no error: the result's
+        time ends anyway.
+
+        Raises:
+            UnknownRequest: The proxy knows no such request.
+        """
+        with suppress(NodeUnreachable, ResultGone):
+            await self._connection.call("DELETE", self._path("/result"))
 
     def _path(self, rest: str = "") -> str:
         return f"/v1/requests/{self.uid}{rest}"
+
+    async def _wait_ended(self) -> None:
+        if self._has_ended:
+            return
+        async with aclosing(self.events()) as events:
+            async for _ in events:
+                pass
 
     @asynccontextmanager
     async def _event_pieces(
@@ -247,11 +268,6 @@ class RequestHandle(Generic[Output]):
             raise NodeUnreachable(
                 f"{self._connection.url} sent {sink.received} of the {total} bytes of {self.uid}"
             )
-
-    async def _drop(self) -> None:
-        """Let the store drop the result; it is here, so that failing at it is nobody's concern."""
-        with suppress(NodeUnreachable, ResultGone):
-            await self._connection.call("DELETE", self._path("/result"))
 
 
 @define

@@ -1,0 +1,7 @@
+"""``python -m onepiece.cli``: the same as ``onepiece``."""
+
+import sys
+
+from onepiece.cli.main import main
+
+sys.exit(main())

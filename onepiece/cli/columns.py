@@ -1,0 +1,38 @@
+"""Text for people: columns, seconds, bytes, ages."""
+
+from collections.abc import Sequence
+
+
+def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows below a head, each column as wide as its widest cell; nothing is cut."""
+    table = [list(head), *map(list, rows)]
+    widths = [max(len(row[place]) for row in table) for place in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    )
+
+
+def seconds_text(seconds: float) -> str:
+    """A length of time at the precision that matters: ``3 ms``, ``1.25 s``, ``4 min 5 s``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def bytes_text(count: int) -> str:
+    """A size in binary units: ``17 B``, ``4.0 KiB``."""
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"

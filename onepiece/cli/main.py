@@ -1,0 +1,235 @@
+"""``onepiece``: the command line."""
+
+import argparse
+import asyncio
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from onepiece.cli import exits
+from onepiece.cli.inputs import HELP as INPUT_HELP
+from onepiece.errors import ConfigError, OnePieceError
+from onepiece.requests import RequestState
+from transports.errors import TransportError
+
+DEFAULT_HTTP: Final = "127.0.0.1:7080"
+DEFAULT_SERVER: Final = f"http://{DEFAULT_HTTP}"
+SERVER_VARIABLE: Final = "ONEPIECE_SERVER"
+BENCHES: Final = {"transport": "onepiece.cli.bench_transport", "hop": "onepiece.cli.bench_hop"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: The arguments; those of the process unless given.
+
+    Returns:
+        The exit code, one of ``onepiece.cli.exits``.
+    """
+    arguments = build_parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough. The interpreter would fail once more on its last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.OK
+    except (OnePieceError, TransportError, OSError, ExceptionGroup) as error:
+        first = _first(error)
+        if not isinstance(first, OnePieceError | TransportError | OSError):
+            raise
+        sys.stderr.write(f"onepiece {arguments.command}: {_told(first)}\n")
+        return exits.code_of(first)
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="onepiece",
+        description="Serves multi-stage generative pipelines. See `onepiece VERB --help` for each verb.",
+        epilog=exits.HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"onepiece {_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="VERB")
+    _add_dev(commands)
+    _add_submit(commands)
+    _add_watch(commands)
+    _add_result(commands)
+    _add_cancel(commands)
+    _add_lists(commands)
+    _add_bench(commands)
+    return parser
+
+
+def _add_dev(commands: Any) -> None:
+    parser = commands.add_parser(
+        "dev",
+        help="run a workflow and all it needs in this process",
+        description="Run a workflow, its stages, a proxy and a result store in this one process.",
+    )
+    parser.add_argument("workflow", metavar="MODULE:WORKFLOW", help="for example stages.echo:echo")
+    parser.add_argument(
+        "--http",
+        default=DEFAULT_HTTP,
+        metavar="HOST:PORT",
+        help="where clients reach it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--listen",
+        default="tcp://127.0.0.1:0",
+        metavar="ADDRESS",
+        help="where nodes reach it (default: %(default)s, a free port)",
+    )
+    parser.set_defaults(run=_run_dev)
+
+
+def _add_submit(commands: Any) -> None:
+    parser = commands.add_parser(
+        "submit",
+        help="submit a request and fetch its result",
+        description="Submit a request, show its progress, and fetch its result. Ctrl-C cancels the request.",
+    )
+    parser.add_argument("workflow", metavar="WORKFLOW", help="its name; see `onepiece workflows`")
+    parser.add_argument("-i", "--input", action="append", default=[], metavar="NAME=VALUE", help=INPUT_HELP)
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="fail the request after this long")
+    parser.add_argument("--key", help="the same key again gives the same request (idempotency)")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="print the UID and leave; see `onepiece result UID`"
+    )
+    _add_output(parser)
+    _add_common(parser, "one JSON object per line: each event, then the result")
+    parser.set_defaults(run=_remote("submit"))
+
+
+def _add_watch(commands: Any) -> None:
+    parser = commands.add_parser(
+        "watch",
+        help="show a request's progress until it ends",
+        description="Show a request's progress until it ends. Ctrl-C stops watching, not the request.",
+    )
+    _add_uid(parser)
+    parser.add_argument("-q", "--quiet", action="store_true", help="show nothing; the exit code tells")
+    _add_common(parser, "one JSON object per line and event")
+    parser.set_defaults(run=_remote("watch"))
+
+
+def _add_result(commands: Any) -> None:
+    parser = commands.add_parser(
+        "result",
+        help="fetch a request's result",
+        description="Fetch a request's result, waiting for it if it still runs.",
+    )
+    _add_uid(parser)
+    _add_output(parser)
+    _add_common(parser, "print the value, or where it was written, as one JSON object")
+    parser.set_defaults(run=_remote("result"))
+
+
+def _add_cancel(commands: Any) -> None:
+    parser = commands.add_parser("cancel", help="cancel a request; one that has ended stays as it ended")
+    _add_uid(parser)
+    _add_common(parser, "print the request's status as one JSON object")
+    parser.set_defaults(run=_remote("cancel"))
+
+
+def _add_lists(commands: Any) -> None:
+    parser = commands.add_parser("list", help="list the latest requests, newest first")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument(
+        "--state", choices=[state.value for state in RequestState], help="only those in this state"
+    )
+    _add_common(parser, "print a JSON array of statuses")
+    parser.set_defaults(run=_remote("list_requests"))
+    for verb, about in (("nodes", "list the nodes of the set"), ("workflows", "list what can be submitted")):
+        parser = commands.add_parser(verb, help=about)
+        _add_common(parser, "print a JSON array")
+        parser.set_defaults(run=_remote(verb))
+
+
+def _add_bench(commands: Any) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="measure transports, or the cost of a hop",
+        description="Measure. What follows the subject goes to it: `onepiece bench transport --help`.",
+    )
+    parser.add_argument("subject", choices=sorted(BENCHES))
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="the subject's own arguments")
+    parser.set_defaults(run=_run_bench)
+
+
+def _add_uid(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("uid", metavar="UID", help="the request's UID, which `submit` prints")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the result here; - is standard output")
+    parser.add_argument("--keep", action="store_true", help="leave the result in the store for others")
+    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+
+
+def _add_common(parser: argparse.ArgumentParser, json_help: str) -> None:
+    parser.add_argument(
+        "--server",
+        metavar="URL",
+        help=f"a proxy of the set; wins over the variable {SERVER_VARIABLE}, which wins over the default "
+        f"{DEFAULT_SERVER}",
+    )
+    parser.add_argument("--json", action="store_true", help=json_help)
+
+
+def _remote(command: str) -> Callable[[argparse.Namespace], int]:
+    """A command that talks to a proxy; its module, and httpx with it, is imported when it runs."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        remote = importlib.import_module("onepiece.cli.remote")
+        arguments.server = arguments.server or os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
+        code: int = asyncio.run(remote.run(getattr(remote, command), arguments))
+        return code
+
+    return run
+
+
+def _run_dev(arguments: argparse.Namespace) -> int:
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - sys.path holds texts
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109 - the user's module lies here, as with python -m
+    dev = importlib.import_module("onepiece.cli.dev")
+    asyncio.run(dev.run(arguments.workflow, http=arguments.http, listen=arguments.listen))
+    return exits.OK
+
+
+def _run_bench(arguments: argparse.Namespace) -> int:
+    bench = importlib.import_module(BENCHES[arguments.subject])
+    code: int | None = bench.run(arguments.rest)
+    return code or exits.OK
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error of a group, however deep."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _told(error: BaseException) -> str:
+    """The error for a person: what it is, and what it says."""
+    if isinstance(error, OnePieceError) and not isinstance(error, ConfigError):
+        return f"{type(error).__name__}: {error.message}"
+    return str(error)
+
+
+def _version() -> str:
+    try:
+        return version("onepiece")
+    except PackageNotFoundError:  # run from a checkout
+        return "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

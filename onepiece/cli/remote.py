@@ -1,0 +1,226 @@
+"""The commands that talk to a proxy: submit, watch, result, cancel, list, nodes, workflows."""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import anyio
+
+import onepiece
+from onepiece.cli import exits, inputs
+from onepiece.cli.columns import bytes_text, columns, seconds_text
+from onepiece.cli.progress import Display, RequestView, display
+from onepiece.client import Client, RequestHandle, WorkflowInfo
+from onepiece.client.api import event_to_plain, status_to_plain, to_plain
+from onepiece.errors import OnePieceError, UnknownWorkflow
+from onepiece.requests import RequestState, RequestStatus
+
+Arguments: TypeAlias = argparse.Namespace
+Command: TypeAlias = Callable[[Client, Arguments], Awaitable[int]]
+
+CANCEL_SECONDS: Final = 5.0
+"""How long an interrupted ``submit`` takes to cancel its request."""
+STDOUT: Final = "-"
+
+
+async def run(command: Command, arguments: Arguments) -> int:
+    """Run a command with a client of the server that was named."""
+    async with onepiece.connect(arguments.server) as client:
+        return await command(client, arguments)
+
+
+async def submit(client: Client, arguments: Arguments) -> int:
+    """Submit a request, show its progress, and fetch its result."""
+    workflow = await _workflow(client, arguments.workflow)
+    values = await anyio.to_thread.run_sync(inputs.read_inputs, workflow, arguments.input)
+    handle = await client.submit(workflow.name, values, timeout=arguments.timeout, key=arguments.key)
+    if arguments.no_wait:
+        print(_json(status_to_plain(await handle.status())) if arguments.json else handle.uid)
+        return exits.OK
+    try:
+        await _follow(handle, arguments)
+        return await _deliver(handle, arguments)
+    except asyncio.CancelledError:
+        with anyio.move_on_after(CANCEL_SECONDS, shield=True):
+            status = await handle.cancel()
+            sys.stderr.write(f"interrupted: {handle.uid} is {status.state.value}\n")
+        raise
+
+
+async def watch(client: Client, arguments: Arguments) -> int:
+    """Show a request's progress until it ends; leaving does not disturb it."""
+    handle = client.attach(arguments.uid)
+    await _follow(handle, arguments)
+    status = await handle.status()
+    if status.error is not None:
+        raise OnePieceError.from_wire(status.error)
+    return exits.OK
+
+
+async def result(client: Client, arguments: Arguments) -> int:
+    """Fetch the result of a request, waiting for it if it still runs."""
+    return await _deliver(client.attach(arguments.uid), arguments)
+
+
+async def cancel(client: Client, arguments: Arguments) -> int:
+    """Cancel a request; one that has ended stays as it ended."""
+    status = await client.attach(arguments.uid).cancel()
+    print(_json(status_to_plain(status)) if arguments.json else f"{status.uid} {status.state.value}")
+    return exits.OK
+
+
+async def list_requests(client: Client, arguments: Arguments) -> int:
+    """List the latest requests."""
+    found = await client.requests(limit=arguments.limit, state=arguments.state)
+    if arguments.json:
+        print(_json([status_to_plain(status) for status in found]))
+        return exits.OK
+    head = ["UID", "WORKFLOW", "STATE", "AGE", "TOOK", "RESULT", "KEY"]
+    print(columns(head, [_request_row(status, time.time()) for status in found]))
+    return exits.OK
+
+
+async def nodes(client: Client, arguments: Arguments) -> int:
+    """List the nodes of the set, as the proxy sees them."""
+    found = await client.nodes()
+    if arguments.json:
+        print(_json([to_plain(node) for node in found]))
+        return exits.OK
+    head = ["NODE", "STATE", "ROLES", "ADDRESS", "HTTP", "DEVICES", "ACTORS", "HEARTBEAT"]
+    rows = [
+        [
+            node.node,
+            node.state,
+            ",".join(node.roles),
+            node.address,
+            node.http or "-",
+            ",".join(node.devices) or "-",
+            ",".join(_actor_text(actor) for actor in node.actors) or "-",
+            f"{seconds_text(node.heartbeat_age_seconds)} ago",
+        ]
+        for node in found
+    ]
+    print(columns(head, rows))
+    return exits.OK
+
+
+async def workflows(client: Client, arguments: Arguments) -> int:
+    """List what can be submitted."""
+    found = await client.workflows()
+    if arguments.json:
+        print(_json([to_plain(workflow) for workflow in found]))
+    else:
+        print("\n".join(_signature(workflow) for workflow in found))
+    return exits.OK
+
+
+async def _workflow(client: Client, name: str) -> WorkflowInfo:
+    known = await client.workflows()
+    for workflow in known:
+        if workflow.name == name:
+            return workflow
+    names = ", ".join(workflow.name for workflow in known) or "none"
+    raise UnknownWorkflow(f"no workflow {name!r} is registered; there are: {names}", workflow=name)
+
+
+async def _follow(handle: RequestHandle[Any], arguments: Arguments) -> None:
+    """Show events until the final one, and what each stage took."""
+    view = RequestView(handle.uid)
+    with display(quiet=arguments.quiet or arguments.json) as shown:
+        await _show(handle, view, shown, as_json=arguments.json)
+    if not (arguments.quiet or arguments.json) and view.stages:
+        sys.stderr.write(f"\n{view.summary()}\n")
+
+
+async def _show(handle: RequestHandle[Any], view: RequestView, shown: Display, *, as_json: bool) -> None:
+    async with aclosing(handle.events()) as events:
+        async for event in events:
+            shown.show(view, event, view.take(event))
+            if as_json:
+                print(_json(event_to_plain(event)), flush=True)
+
+
+async def _deliver(handle: RequestHandle[Any], arguments: Arguments) -> int:
+    """Fetch the result, to where it was asked for."""
+    if arguments.output not in {None, STDOUT}:
+        size = await handle.save(arguments.output, keep=arguments.keep)
+        _say_saved(handle.uid, Path(arguments.output), size, as_json=arguments.json)
+        return exits.OK
+    # Kept until it is known that it can be shown: what cannot be is still there to be fetched.
+    value = await handle.result(keep=True)
+    if not _print_value(value, arguments, handle.uid):
+        what = bytes_text(len(value)) if isinstance(value, bytes) else type(value).__name__
+        sys.stderr.write(f"the result ({what}) is kept: onepiece result {handle.uid} -o FILE\n")
+        return exits.OK
+    if not arguments.keep:
+        await handle.drop()
+    return exits.OK
+
+
+def _say_saved(uid: str, path: Path, size: int, *, as_json: bool) -> None:
+    if as_json:
+        print(_json({"uid": uid, "output": str(path), "bytes": size}))
+    else:
+        sys.stderr.write(f"wrote {path} ({bytes_text(size)})\n")
+
+
+def _print_value(value: Any, arguments: Arguments, uid: str) -> bool:
+    """Print what can be printed; false if the value is not for this standard output."""
+    if arguments.json:
+        try:
+            print(_json({"uid": uid, "value": to_plain(value)}))
+        except TypeError:  # it holds tensors
+            return False
+        return True
+    if isinstance(value, bytes):
+        if arguments.output != STDOUT and sys.stdout.isatty():
+            return False
+        sys.stdout.buffer.write(value)
+        sys.stdout.buffer.flush()
+        return True
+    if isinstance(value, str):
+        print(value)
+        return True
+    try:
+        print(_json(to_plain(value)))
+    except TypeError:
+        return False
+    return True
+
+
+def _request_row(status: RequestStatus, now: float) -> Sequence[str]:
+    took = "-" if status.finished_at is None else seconds_text(status.finished_at - status.accepted_at)
+    state = status.state.value
+    if status.state is RequestState.FAILED and status.error is not None:
+        state = f"failed ({status.error.get('error', '')})"
+    return [
+        status.uid,
+        status.workflow,
+        state,
+        seconds_text(max(0.0, now - status.accepted_at)),
+        took,
+        "-" if status.result_bytes is None else bytes_text(status.result_bytes),
+        status.key or "-",
+    ]
+
+
+def _actor_text(actor: Mapping[str, Any]) -> str:
+    return f"{actor.get('workflow', '?')}/{actor.get('stage', '?')}:{actor.get('state', '?')}"
+
+
+def _signature(workflow: WorkflowInfo) -> str:
+    described = [
+        f"{info.name}: {info.type}" + ("" if info.required else f" = {info.default!r}")
+        for info in workflow.inputs
+    ]
+    return f"{workflow.name}({', '.join(described)}) -> {workflow.returns}"
+
+
+def _json(plain: Any) -> str:
+    return json.dumps(plain, separators=(",", ":"))
