@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 import anyio
-import structlog
 from anyio import to_thread
 from attrs import define, field
 
 from onepiece.errors import InvalidInput, OnePieceError, ResultGone, StoreFull, UnknownRequest
+from onepiece.log import get_logger
 from onepiece.store._database import Database, Draft
 from onepiece.store.records import (
     PutOutcome,
@@ -47,7 +47,7 @@ ERROR_CONTENT_TYPE: Final = "application/vnd.onepiece.error"
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_log = structlog.get_logger(__name__)
+_log = get_logger(part="store")
 
 
 @define(eq=False)
