@@ -60,7 +60,8 @@ from simulations.ring_programs import (
 )
 from transports.operations import EXPIRED
 from transports.ring import Delivery
-from transports.ring.layout import GRANULE_BYTES, pack_position, unpack_position
+from transports.ring.invariants import broken_positions
+from transports.ring.layout import GRANULE_BYTES, POSITION_MASK, pack_position, unpack_position
 
 NAMES: Final = "ABC"
 DEAD: Final = -1
@@ -406,6 +407,10 @@ class RingModel:
             counted = self.cells.word(number)
             if identity is not None and counted > ghost.handed[NAMES.index(identity)]:
                 return Violation(3, f"{counted} messages of {identity} are acknowledged, not all handed over")
+        if cell == HEAD_CELL:
+            tail = self.cells.word(self.memories.values[memory][TAIL_CELL]) & POSITION_MASK
+            for what in broken_positions(self.geometry, self.cells.word(number), after.cursor_word, tail):
+                return Violation(5, what)
         return self._entered((memory, state[1], state[2], state[3], ghost_number), after)
 
     def _emptied(self, memory: int, entry: Live) -> int:

@@ -524,6 +524,7 @@ class LocalConsumer:
     """What was handed over on the way into this state, since the last operation."""
     held: tuple[Delivery, ...]
     waits: bool
+    cursor_word: int
     cursor: int
     """The sequence that comes next."""
     can_open: bool
@@ -679,6 +680,7 @@ class ConsumerPrograms:
                 handed,
                 now.deliveries,
                 now.waits,
+                now.cursor,
                 now.cursor >> GRANULE_BITS,
                 bool(now.free),
                 {number: name for number, name, is_open, _ in now.sessions if is_open},

@@ -223,9 +223,10 @@ class Consumer:
         if commit != self._commit_word(sequence):
             return None
         slot = decode_slot(copy)
-        if slot is None or slot.predecessor >> GRANULE_BITS & SEQUENCE_MASK != sequence:
-            return None
-        return slot
+        return slot if slot is not None and self._follows(slot.predecessor, sequence) else None
+
+    def _follows(self, predecessor: int, sequence: int) -> bool:
+        return predecessor >> GRANULE_BITS & SEQUENCE_MASK == sequence
 
     def _is_next(self, slot: Slot, cursor: int) -> bool:
         """Whether the slot fits what the consumer knows itself; its session too must be known."""

@@ -137,7 +137,7 @@ class Producer:
         assert 0 <= kind <= BYTE_MAX, f"kind {kind} does not fit a byte"
         assert 0 <= flags <= BYTE_MAX, f"flags {flags} do not fit a byte"
         assert not self._in_doubt, "a send was abandoned behind its swap: open a new session"
-        message = _Message(tuple(payload), length, kind, flags, self.next_number)
+        message = Message(tuple(payload), length, kind, flags, self.next_number)
         guarded = length + SLOT_BYTES <= self._guarded_bytes_max
         if guarded or length < self.hash_after_post_bytes:
             message.payload_hash = self._hash_payload(message.payload)
@@ -212,10 +212,13 @@ class Producer:
         (delivered,) = WORD.unpack_from(image, self._session_delivered_at)
         # The word is 0 until the first hand-over in this session.
         self.delivered = max(self.delivered, delivered)
-        # ``now`` is a moment before the read was posted, so the head is not older than it.
-        self._usable_until = now + self._snapshot_seconds
+        self._usable_until = self._usable(now)
 
-    def _post(self, message: "_Message", tail: int) -> Program[None]:
+    def _usable(self, now: float) -> float:
+        # ``now`` is a moment before the read was posted, so the head is not older than it.
+        return now + self._snapshot_seconds
+
+    def _post(self, message: "Message", tail: int) -> Program[None]:
         if message.payload_hash is None:
             payload_writes = self._writes_of_payload(message, tail)
             yield Chain(payload_writes, notify=False)
@@ -224,16 +227,16 @@ class Producer:
         else:
             yield Chain(self._writes(message, tail))
 
-    def _writes(self, message: "_Message", tail: int) -> tuple[Write, ...]:
+    def _writes(self, message: "Message", tail: int) -> tuple[Write, ...]:
         return self._writes_of_payload(message, tail) + self._writes_of_slot(message, tail)
 
-    def _writes_of_payload(self, message: "_Message", tail: int) -> tuple[Write, ...]:
+    def _writes_of_payload(self, message: "Message", tail: int) -> tuple[Write, ...]:
         if not message.length:
             return ()
         start, _ = self._geometry.place(tail & GRANULE_MASK, message.length)
         return (Write(self._geometry.payload_offset(start), message.payload),)
 
-    def _writes_of_slot(self, message: "_Message", tail: int) -> tuple[Write, ...]:
+    def _writes_of_slot(self, message: "Message", tail: int) -> tuple[Write, ...]:
         assert message.payload_hash is not None
         sequence = tail >> GRANULE_BITS & SEQUENCE_MASK
         image = encode_slot(
@@ -258,7 +261,7 @@ class Producer:
         return hash_payload(payload)
 
 
-class _Message:
+class Message:
     """What one ``send`` is about to write; the hash may come after the payload was posted."""
 
     __slots__ = ("flags", "kind", "length", "number", "payload", "payload_hash")

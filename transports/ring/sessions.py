@@ -21,7 +21,7 @@ from transports.errors import TransportError
 from transports.ring.layout import Geometry
 
 
-class SessionsExhausted(TransportError):
+class SessionsExhausted(TransportError):  # noqa: N818  # named by what happened, as in transports.errors
     """Every session of the inbox is in use, or its end is not yet behind the cursor: try again."""
 
     retryable = True
