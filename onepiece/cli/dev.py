@@ -7,6 +7,7 @@ from typing import Final
 import onepiece
 from onepiece.client import Client
 from onepiece.errors import OnePieceError
+from onepiece.log import configure
 from onepiece.node.node import run_dev
 
 PROBE_SECONDS: Final = 3600.0
@@ -24,6 +25,7 @@ async def run(workflow: str, *, http: str, listen: str) -> None:
         ConfigError: An address is in use, or the workflow cannot be imported.
         DefinitionError: The module defines a stage or workflow wrongly.
     """
+    configure()
     async with asyncio.TaskGroup() as tasks:
         telling = tasks.create_task(_tell_ready(http), name="tell ready")
         await run_dev(workflow, http=http, listen=listen)

@@ -12,7 +12,7 @@ from onepiece.errors import (
     ResultGone,
     UnknownRequest,
 )
-from transports.errors import ListenFailed
+from transports.errors import AddressError, ListenFailed, UnknownScheme
 
 OK: Final = 0
 FAILED: Final = 1
@@ -38,7 +38,9 @@ exit codes:
 def code_of(error: BaseException) -> int:
     """The exit code that tells a script about this error."""
     match error:
-        case ConfigError() | DefinitionError() | ListenFailed() | OSError():
+        case (
+            ConfigError() | DefinitionError() | AddressError() | UnknownScheme() | ListenFailed() | OSError()
+        ):
             return USAGE
         case Rejected():
             return REJECTED

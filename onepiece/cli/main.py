@@ -16,6 +16,7 @@ from onepiece.requests import RequestState
 from transports.errors import TransportError
 
 DEFAULT_HTTP: Final = "127.0.0.1:7080"
+PORT_MAX: Final = 65535
 DEFAULT_SERVER: Final = f"http://{DEFAULT_HTTP}"
 SERVER_VARIABLE: Final = "ONEPIECE_SERVER"
 BENCHES: Final = {"transport": "onepiece.cli.bench_transport", "hop": "onepiece.cli.bench_hop"}
@@ -77,6 +78,7 @@ def _add_dev(commands: Any) -> None:
     parser.add_argument("workflow", metavar="MODULE:WORKFLOW", help="for example stages.echo:echo")
     parser.add_argument(
         "--http",
+        type=_host_and_port,
         default=DEFAULT_HTTP,
         metavar="HOST:PORT",
         help="where clients reach it (default: %(default)s)",
@@ -88,6 +90,13 @@ def _add_dev(commands: Any) -> None:
         help="where nodes reach it (default: %(default)s, a free port)",
     )
     parser.set_defaults(run=_run_dev)
+
+
+def _host_and_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and int(port[:9]) <= PORT_MAX):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form HOST:PORT, as {DEFAULT_HTTP}")
+    return text
 
 
 def _add_submit(commands: Any) -> None:

@@ -102,7 +102,7 @@ async def nodes(client: Client, arguments: Arguments) -> int:
             node.http or "-",
             ",".join(node.devices) or "-",
             ",".join(_actor_text(actor) for actor in node.actors) or "-",
-            f"{seconds_text(node.heartbeat_age_seconds)} ago",
+            "-" if node.heartbeat_age_seconds is None else f"{seconds_text(node.heartbeat_age_seconds)} ago",
         ]
         for node in found
     ]
@@ -211,7 +211,8 @@ def _request_row(status: RequestStatus, now: float) -> Sequence[str]:
 
 
 def _actor_text(actor: Mapping[str, Any]) -> str:
-    return f"{actor.get('workflow', '?')}/{actor.get('stage', '?')}:{actor.get('state', '?')}"
+    stage = str(actor.get("stage", "?")).rpartition(":")[2]
+    return f"{stage}:{actor.get('state', '?')}"
 
 
 def _signature(workflow: WorkflowInfo) -> str:

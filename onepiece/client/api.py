@@ -133,7 +133,8 @@ class NodeInfo:
     devices: Sequence[str] = ()
     actors: Sequence[Mapping[str, Any]] = field(factory=list)
     process_id: int = 0
-    heartbeat_age_seconds: float = 0.0
+    heartbeat_age_seconds: float | None = None
+    """None before the first heartbeat was heard."""
 
 
 def describe_workflow(graph: WorkflowGraph) -> WorkflowInfo:

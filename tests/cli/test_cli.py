@@ -332,7 +332,7 @@ async def test_lists_for_people(capsys: pytest.CaptureFixture[str]) -> None:
                 ["worker", "proxy"],
                 "suspect",
                 ["cpu:0"],
-                [{"workflow": "echo", "stage": "shout", "state": "ready"}],
+                [{"stage": "stages.echo:shout", "state": "ready"}],
                 1,
                 0.5,
             )
@@ -346,7 +346,7 @@ async def test_lists_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         assert row.startswith(f"{uid}  echo      failed (StageFailed)")
         assert await the.run("nodes") == 0
         assert "worker,proxy  tcp://h:1" in the.out
-        assert "echo/shout:ready" in the.out
+        assert "  shout:ready  " in the.out
         assert await the.run("workflows") == 0
         assert "echo(text: str) -> str" in the.out
         assert await the.run("cancel", uid) == 0

@@ -1,0 +1,106 @@
+"""``onepiece dev``: the whole system in one process, from the command line."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio import to_thread
+
+import onepiece
+from onepiece.cli import exits
+from onepiece.cli.main import main
+
+pytestmark = pytest.mark.acceptance
+
+ENVIRONMENT = os.environ | {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join([str(Path(onepiece.__path__[0]).parent), os.environ.get("PYTHONPATH", "")]),
+}
+OWN_STAGES = """
+from onepiece import StageContext, stage, workflow
+
+@stage
+async def reverse(ctx: StageContext[None], text: str) -> str:
+    return text[::-1]
+
+@workflow
+def turn(text: str) -> str:
+    return reverse(text)
+"""
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def dev(directory: Path, *argv: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """``onepiece dev`` in a directory; killed at the end if it still runs."""
+    process = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "onepiece.cli", "dev", *argv],
+        cwd=directory,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_file_of_ones_own_is_served_and_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A module of the current directory runs, says how to try it, answers, and ends on Ctrl-C with 0."""
+    (tmp_path / "my_stages.py").write_text(OWN_STAGES)
+    http = f"127.0.0.1:{free_port()}"
+    async with dev(tmp_path, "my_stages:turn", "--http", http) as process:
+        assert process.stderr is not None
+        with anyio.fail_after(50):
+            while not (line := (await process.stderr.readline()).decode()).startswith("try:"):
+                assert line, "it ended"
+            assert line.split() == ["try:", "onepiece", "submit", "turn", "--input", "text=..."]
+            argv = ["submit", "turn", "--input", "text=ahoy", "--server", f"http://{http}"]
+            for _ in range(2):
+                assert await to_thread.run_sync(main, argv) == 0
+                assert capsys.readouterr().out == "yoha\n"
+            process.send_signal(signal.SIGINT)
+            rest = (await process.stderr.read()).decode()
+            assert await process.wait() == 0
+        assert "Traceback" not in rest
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["stages.echo:eco"], "it has: echo"),
+        (["stages.ehco:echo"], "No module named"),
+        (["stages.echo"], "module:attribute"),
+        (["stages.echo:echo", "--http", "nonsense"], "HOST:PORT"),
+        (["stages.echo:echo", "--listen", "nonsense"], "nonsense"),
+        (["stages.echo:echo", "--http", "203.0.113.7:80"], "203.0.113.7"),
+    ],
+)
+async def test_what_cannot_be_served_is_told(tmp_path: Path, argv: list[str], words: str) -> None:
+    """One line that names the mistake, and exit code 2."""
+    if "--http" not in argv:
+        argv = [*argv, "--http", f"127.0.0.1:{free_port()}"]
+    async with dev(tmp_path, *argv) as process:
+        with anyio.fail_after(50):
+            _, told = await process.communicate()
+    assert process.returncode == exits.USAGE, told.decode()
+    assert words in told.decode()
+    assert b"Traceback" not in told
