@@ -85,6 +85,7 @@ class NodeProcess:
     process: "subprocess.Popen[bytes]"
     log_path: Path
     ready_path: Path
+    was_killed: bool = False
     _ready: Mapping[str, Any] = field(factory=dict)
     _shared_files: set[str] = field(factory=set)
 
@@ -138,8 +139,14 @@ class NodeProcess:
     def kill(self) -> None:
         """End it as the kernel does when memory is out: no word to anybody."""
         self.note_shared_files()
+        self.was_killed = True
         self.process.kill()
         self.process.wait()
+
+    def wait_killed(self) -> None:
+        """Wait until it is dead, by a kill of its own."""
+        self.was_killed = True
+        assert self.wait() == -signal.SIGKILL
 
     def wait(self, seconds: float = END_SECONDS) -> int:
         """Wait until it ends; its exit status."""
@@ -167,17 +174,19 @@ class NodeProcess:
         found = [f"process {pid} of {self.name}" for pid in processes_of_session(self.pid)]
         found += [f"port {port} of {self.name} listens" for port in sorted(self.ports & listening_ports())]
         found += [f"{path} of {self.name}" for path in sorted(self._shared_files) if Path(path).exists()]
-        if self.ready_path.exists() and self.process.returncode in {0, 130}:
+        if self.ready_path.exists() and not self.was_killed:
             found.append(f"the ready file of {self.name}")
         return found
 
 
 @define(eq=False)
 class NodeSet:
-    """Node processes that belong together; the first one started is the seed."""
+    """Node processes that belong together; the others join the seed, by default the first one started."""
 
     directory: Path
     nodes: list[NodeProcess] = field(factory=list)
+    """All that were ever started."""
+    _seed: NodeProcess | None = None
     expected_statuses: tuple[int, ...] = (0,)
     _apis: dict[str, Api] = field(factory=dict)
 
@@ -188,13 +197,14 @@ class NodeSet:
 
     @property
     def seed(self) -> NodeProcess:
-        """The node that the others joined."""
-        return self.nodes[0]
+        """The node that the others join."""
+        assert self._seed is not None
+        return self._seed
 
     @property
     def workers(self) -> list[NodeProcess]:
-        """All but the seed."""
-        return self.nodes[1:]
+        """All that run but the seed."""
+        return [node for node in self.nodes if node.is_running and node is not self._seed]
 
     def api(self, node: NodeProcess | None = None) -> Api:
         """A client for the proxy of a node, by default the seed's."""
@@ -212,7 +222,7 @@ class NodeSet:
         *options: str,
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        replaces: NodeProcess | None = None,
+        as_seed: bool = False,
     ) -> NodeProcess:
         """Start a node with these command-line options; does not wait for it."""
         name = f"node-{len(list(self.directory.glob('*.log')))}"
@@ -229,10 +239,9 @@ class NodeSet:
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, and no lock is taken
             )
         node = NodeProcess(name, process, log_path, ready_path)
-        if replaces is None:
-            self.nodes.append(node)
-        else:
-            self.nodes[self.nodes.index(replaces)] = node
+        self.nodes.append(node)
+        if as_seed or self._seed is None:
+            self._seed = node
         return node
 
     def start_worker(self, *options: str, environment: Mapping[str, str] | None = None) -> NodeProcess:
@@ -247,7 +256,8 @@ class NodeSet:
 
     def _all_run(self) -> bool:
         for node in self.nodes:
-            assert node.is_running, f"{node.name} ended with {node.process.returncode}:\n{node.log()}"
+            told = node.was_killed or node.is_running
+            assert told, f"{node.name} ended with {node.process.returncode}:\n{node.log()}"
         return True
 
     def logs(self, lines: int = 40) -> str:
@@ -273,9 +283,7 @@ class NodeSet:
     def check_nothing_left(self) -> None:
         """Assert that nothing is left of the nodes, all of which have ended."""
         left = [text for node in self.nodes for text in node.leftovers()]
-        killed = any(node.process.returncode not in {0, 1, 2, 3} for node in self.nodes)
-        if not killed:  # who is killed cannot tidy up
-            left += [str(path) for path in self.temporary.iterdir()]
+        left += [str(path) for path in self.temporary.iterdir()]
         assert not left, f"left behind: {left}\n{self.logs()}"
 
     def close(self) -> None:

@@ -55,6 +55,24 @@ def breakable(fault: str = "none") -> int:
     return fragile(fault)
 
 
+async def load_slowly(ctx: StageContext[None]) -> AsyncIterator[None]:
+    """As a model loads: long enough for readiness to be seen red."""
+    await ctx.run(threading.Event().wait, 1.0)
+    yield
+
+
+@stage(setup=load_slowly)
+async def slow_to_load(ctx: StageContext[None], text: str) -> str:
+    """Answers, once it is loaded."""
+    return text
+
+
+@workflow
+def slow_start(text: str) -> str:
+    """A stage that takes a while to load."""
+    return slow_to_load(text)
+
+
 _SHAPE = (3, 4, 5)
 
 
