@@ -1,0 +1,323 @@
+"""``onepiece bench hop``: what it costs to go through a stage, beside other ways of chaining processes.
+
+Three stages that do nothing, each in a process of its own; a payload goes from the measuring process
+through all of them and back: four hops. All backends are started before the first measurement, and
+rounds are paired: each round measures every backend in a cell before it goes on to the next, so that
+a busy moment of the machine hits all of them; a ratio is the median of the rounds' own ratios.
+Numbers of two runs are not to be compared.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+from attrs import asdict, frozen
+from rich.console import Console
+from rich.table import Table
+
+from onepiece.cli.bench_hop_backends import BACKENDS, SERIAL_BYTES, STAGES, Chain
+from onepiece.log import configure
+
+HOPS: Final = STAGES + 1
+_BASE: Final = "pyzmq"
+_ROUNDS: Final = 5
+_ROUNDS_QUICK: Final = 2
+_MIB: Final = 1 << 20
+_TABLE_COLUMNS: Final = 120
+
+
+@frozen
+class Cell:
+    """Payloads of one size, so many of them under way at a time."""
+
+    size_bytes: int
+    in_flight: int
+    requests: int
+    """Per round; a fraction of it with ``--quick``."""
+    warm_up: int
+
+    @property
+    def label(self) -> str:
+        """A table's title."""
+        size = f"{self.size_bytes // _MIB} MiB" if self.size_bytes >= _MIB else f"{self.size_bytes} B"
+        return f"{size}, {self.in_flight} in flight"
+
+
+CELLS: Final = (
+    Cell(64, 1, 400, 20),
+    Cell(64, 8, 800, 20),
+    Cell(1 * _MIB, 1, 60, 5),
+    Cell(1 * _MIB, 8, 120, 8),
+    Cell(16 * _MIB, 1, 12, 2),
+    Cell(16 * _MIB, 8, 24, 8),
+)
+
+
+@frozen
+class Sample:
+    """One backend in one cell of one round."""
+
+    p50_ms: float
+    p99_ms: float
+    requests_per_second: float
+    cpu_ms_per_request: float
+    """User and system time of the measuring process and the backend's own ones."""
+
+
+Samples = dict[tuple[str, Cell], list[Sample]]
+"""One sample per round for each backend and cell."""
+
+
+@frozen
+class Row:
+    """Medians over the rounds; ratios are medians of the rounds' own ratios to pyzmq."""
+
+    backend: str
+    size_bytes: int
+    in_flight: int
+    p50_ms: float
+    p99_ms: float
+    p50_us_per_hop: float
+    requests_per_second: float
+    cpu_ms_per_request: float
+    p50_ratio_to_pyzmq: float | None
+    requests_per_second_ratio_to_pyzmq: float | None
+    p50_ms_of_rounds: tuple[float, ...]
+
+
+@frozen
+class Measured:
+    """A running chain and the processes it consists of, beside the measuring one."""
+
+    chain: Chain
+    processes: tuple[Any, ...]
+
+
+def rows_of(samples: Samples) -> list[Row]:
+    """Medians and ratios; a ratio is None where pyzmq was not measured."""
+    rows = []
+    for (backend, cell), values in samples.items():
+        base = samples.get((_BASE, cell))
+        p50s = tuple(sample.p50_ms for sample in values)
+        rows.append(
+            Row(
+                backend=backend,
+                size_bytes=cell.size_bytes,
+                in_flight=cell.in_flight,
+                p50_ms=statistics.median(p50s),
+                p99_ms=statistics.median(sample.p99_ms for sample in values),
+                p50_us_per_hop=statistics.median(p50s) / HOPS * 1e3,
+                requests_per_second=statistics.median(sample.requests_per_second for sample in values),
+                cpu_ms_per_request=statistics.median(sample.cpu_ms_per_request for sample in values),
+                p50_ratio_to_pyzmq=_ratio(values, base, lambda sample: sample.p50_ms),
+                requests_per_second_ratio_to_pyzmq=_ratio(
+                    values, base, lambda sample: sample.requests_per_second
+                ),
+                p50_ms_of_rounds=p50s,
+            )
+        )
+    return rows
+
+
+def _ratio(
+    values: Sequence[Sample], base: Sequence[Sample] | None, read: Callable[[Sample], float]
+) -> float | None:
+    if base is None:
+        return None
+    return statistics.median([read(value) / read(other) for value, other in zip(values, base, strict=True)])
+
+
+def tables_of(rows: Sequence[Row]) -> list[Table]:
+    """One table per cell, one line per backend."""
+    tables = []
+    for cell in CELLS:
+        table = Table(title=cell.label)
+        table.add_column("backend", no_wrap=True)
+        for title in ("p50 ms", "p99 ms", "us per hop", "to pyzmq", "req/s", "to pyzmq", "CPU ms/req"):
+            table.add_column(title, justify="right", min_width=8)
+        for row in rows:
+            if (row.size_bytes, row.in_flight) == (cell.size_bytes, cell.in_flight):
+                table.add_row(
+                    row.backend,
+                    f"{row.p50_ms:.2f}",
+                    f"{row.p99_ms:.2f}",
+                    f"{row.p50_us_per_hop:.0f}",
+                    _two_digits(row.p50_ratio_to_pyzmq),
+                    f"{row.requests_per_second:.0f}",
+                    _two_digits(row.requests_per_second_ratio_to_pyzmq),
+                    f"{row.cpu_ms_per_request:.2f}",
+                )
+        tables.append(table)
+    return tables
+
+
+def _two_digits(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+async def measure(names: Sequence[str], rounds: int, cells: Sequence[Cell] = CELLS) -> Samples:
+    """Measure backends round by round.
+
+    Args:
+        names: Of backends.
+        rounds: How many samples to take of each.
+        cells: What to measure.
+
+    Returns:
+        One sample per round, for each backend and cell.
+
+    Raises:
+        RuntimeError: A backend did not start, or a wrong payload came back.
+    """
+    samples: Samples = {(name, cell): [] for cell in cells for name in names}
+    async with AsyncExitStack() as stack:
+        chains = {name: await stack.enter_async_context(_started(name)) for name in names}
+        for _ in range(rounds):
+            for cell in cells:
+                for name, measured in chains.items():
+                    samples[name, cell].append(await _sample(name, measured, cell))
+    return samples
+
+
+@asynccontextmanager
+async def _started(name: str) -> AsyncIterator[Measured]:
+    """A backend's chain; its processes are the children that appear while it starts."""
+    import psutil
+
+    own = psutil.Process()
+    before = {child.pid for child in own.children(recursive=True)}
+    async with BACKENDS[name].open() as chain:
+        await _pass_through(name, chain, bytearray(64), 0)
+        children = own.children(recursive=True)
+        yield Measured(chain, (own, *(child for child in children if child.pid not in before)))
+
+
+async def _sample(name: str, measured: Measured, cell: Cell) -> Sample:
+    payloads = [bytearray([7 + slot]) * cell.size_bytes for slot in range(cell.in_flight)]
+    for number in range(cell.warm_up):
+        await _pass_through(name, measured.chain, payloads[number % cell.in_flight], number)
+    latencies: list[float] = []
+
+    async def keep_busy(payload: bytearray) -> None:
+        while len(latencies) + cell.in_flight <= cell.requests:
+            serial = len(latencies) * cell.in_flight + payload[-1]
+            latencies.append(await _pass_through(name, measured.chain, payload, serial))
+
+    gc.collect()
+    cpu_before, started = _cpu_seconds(measured), time.perf_counter()
+    async with asyncio.TaskGroup() as slots:
+        for payload in payloads:
+            slots.create_task(keep_busy(payload))
+    seconds, cpu_seconds = time.perf_counter() - started, _cpu_seconds(measured) - cpu_before
+    count = len(latencies)
+    return Sample(
+        p50_ms=statistics.median(latencies) * 1e3,
+        p99_ms=_percentile(latencies, 0.99) * 1e3,
+        requests_per_second=count / seconds,
+        cpu_ms_per_request=cpu_seconds / count * 1e3,
+    )
+
+
+async def _pass_through(name: str, chain: Chain, payload: bytearray, serial: int) -> float:
+    """Seconds until the reply was there; it is checked and dropped behind that."""
+    mark = serial.to_bytes(SERIAL_BYTES, "little")
+    payload[:SERIAL_BYTES] = mark
+    started = time.perf_counter()
+    reply = await chain.request(payload)
+    seconds = time.perf_counter() - started
+    seen = await reply.close()
+    if (seen.length, seen.serial, seen.last) != (len(payload), mark, payload[-1]):
+        raise RuntimeError(f"{name} gave back {seen} for payload {serial} of {len(payload)} bytes")
+    return seconds
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
+
+
+def _cpu_seconds(measured: Measured) -> float:
+    times = [process.cpu_times() for process in measured.processes]
+    return float(sum(each.user + each.system for each in times))
+
+
+def quick_cells(cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """A quarter of the requests."""
+    return tuple(
+        Cell(cell.size_bytes, cell.in_flight, max(2 * cell.in_flight, cell.requests // 4), cell.warm_up)
+        for cell in cells
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    arguments = argparse.ArgumentParser(
+        prog="onepiece bench hop", description=(__doc__ or "").partition("\n")[0]
+    )
+    arguments.add_argument("--rounds", type=_positive, help=f"samples per median (default {_ROUNDS})")
+    arguments.add_argument("--quick", action="store_true", help="fewer rounds and requests")
+    arguments.add_argument("--json", action="store_true", help="an object with `rows` on standard output")
+    arguments.add_argument(
+        "--backend",
+        action="append",
+        choices=sorted(BACKENDS),
+        help="measure this one; may be given several times (default: all that are installed)",
+    )
+    arguments.add_argument(
+        "--size",
+        type=_positive,
+        action="append",
+        metavar="BYTES",
+        help="measure payloads of this size alone; may be given several times",
+    )
+    return arguments
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def chosen_backends(wanted: Sequence[str] | None) -> list[str]:
+    """The backends to measure; those that are not installed are named and left out."""
+    names = [name for name in BACKENDS if wanted is None or name in wanted]
+    for name in list(names):
+        backend = BACKENDS[name]
+        if not backend.is_installed:
+            print(f"{name} is not installed and is left out (pip install '{backend.extra}')", file=sys.stderr)
+            names.remove(name)
+    return names
+
+
+def run(argv: list[str]) -> int:
+    """Measure and print; returns the exit status."""
+    options = parser().parse_args(argv)
+    rounds = options.rounds or (_ROUNDS_QUICK if options.quick else _ROUNDS)
+    cells = quick_cells(CELLS) if options.quick else CELLS
+    if options.size is not None:
+        cells = tuple(cell for cell in cells if cell.size_bytes in options.size)
+    configure(level="warning")
+    rows = rows_of(asyncio.run(measure(chosen_backends(options.backend), rounds, cells)))
+    if options.json:
+        print(json.dumps({"rounds": rounds, "hops": HOPS, "rows": [asdict(row) for row in rows]}, indent=2))
+        return 0
+    console = Console()
+    console.print(f"{platform.machine()}, Python {platform.python_version()}, {rounds} rounds")
+    for table in tables_of(rows):
+        if table.row_count:
+            console.print(table, width=max(console.width, _TABLE_COLUMNS), crop=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""The empty stages of ``onepiece bench hop``: what a hop costs is all that they cost.
+
+One workflow for each isolation; each has three stages, so that three processes get one each.
+"""
+
+from onepiece import StageContext, stage, workflow
+
+__all__ = ["through_loop", "through_threads"]
+
+
+@stage(isolation="loop")
+async def loop_first(ctx: StageContext[None], payload: bytes) -> bytes:
+    """Hand on what came, on the node's event loop."""
+    return payload
+
+
+@stage(isolation="loop")
+async def loop_second(ctx: StageContext[None], payload: bytes) -> bytes:
+    """Hand on what came, on the node's event loop."""
+    return payload
+
+
+@stage(isolation="loop")
+async def loop_third(ctx: StageContext[None], payload: bytes) -> bytes:
+    """Hand on what came, on the node's event loop."""
+    return payload
+
+
+@workflow
+def through_loop(payload: bytes) -> bytes:
+    """Three stages on the event loops of their nodes."""
+    return loop_third(loop_second(loop_first(payload)))
+
+
+@stage(isolation="thread")
+async def thread_first(ctx: StageContext[None], payload: bytes) -> bytes:
+    """Hand on what came, on the thread of the device."""
+    return payload
+
+
+@stage(isolation="thread")
+async def thread_second(ctx: StageContext[None], payload: bytes) -> bytes:
+    """Hand on what came, on the thread of the device."""
+    return payload
+
+
+@stage(isolation="thread")
+async def thread_third(ctx: StageContext[None], payload: bytes) -> bytes:
+    """Hand on what came, on the thread of the device."""
+    return payload
+
+
+@workflow
+def through_threads(payload: bytes) -> bytes:
+    """Three stages on the threads of their devices."""
+    return thread_third(thread_second(thread_first(payload)))
