@@ -6,11 +6,13 @@ length comes from outside, so each is checked before a byte is read or written.
 
 import mmap
 import struct
+from contextlib import suppress
 from typing import Final
 
 from transports.errors import ProtocolError
 from transports.operations import WORD_BYTES, Bytes
 
+_HUGE_PAGE_BYTES: Final = 2 << 20
 _WORD: Final = struct.Struct("<Q")
 _WORD_MASK: Final = (1 << 64) - 1
 
@@ -24,9 +26,11 @@ class RegionMemory:
         if size_bytes < WORD_BYTES:
             raise ValueError(f"a region needs at least {WORD_BYTES} bytes, not {size_bytes}")
         # Private and anonymous: zero pages come on first use, so a large ring costs what it carries.
-        self.view = memoryview(
-            mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # type: ignore[call-arg,unused-ignore] # the stubs differ by platform
-        )
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if size_bytes >= _HUGE_PAGE_BYTES:
+            with suppress(OSError):  # a kernel without huge pages is only slower
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        self.view = memoryview(memory)
         self.size_bytes = size_bytes
 
     def span(self, offset: int, length: int) -> memoryview:

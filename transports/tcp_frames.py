@@ -24,6 +24,7 @@ READ       prod.   offset            length
 SWAP       prod.   offset            expected      desired
 ADD        prod.   offset            addend
 GUARDED    prod.   offset            expected      desired    writes x (u64 offset, u64 length), bytes
+GUARD      prod.   offset            expected      desired    the same without bytes: WRITEs follow
 FLUSH      prod.
 LISTEN     prod.   nudges seen
 WORD       owner   the word found    nudges
@@ -36,6 +37,9 @@ BEAT       both
 Operations of one connection are carried out in the order of their frames. Every length is checked
 against the bound of its kind before anything is stored; what a bound does not allow, and what is
 not in the table of the state the connection is in, is a ``ProtocolError``.
+
+A small chain behind a swap comes in one GUARDED frame. A larger one comes as a GUARD and as many WRITE
+frames as it names: their bytes are received into the region, or, if the swap did not take place, dropped.
 
 ``FrameReader`` takes bytes in pieces of any size. It says where the next ones belong: into a small
 scratch buffer, or, for a body that has a place of its own (WRITE, DATA), straight into that place.
@@ -70,8 +74,10 @@ HELLO_BYTES_MAX: Final = 2048
 """The layer above's hello or welcome."""
 REASON_BYTES_MAX: Final = 2048
 READ_BYTES_MAX: Final = 1 << 20
-GUARDED_BYTES_MAX: Final = 16 << 10
-"""Largest chain behind a swap: a small message is one frame and its answer."""
+GUARDED_FRAME_BYTES_MAX: Final = 16 << 10
+"""Largest chain that travels in one frame with its swap: a small message is one frame and its answer."""
+GUARDED_BYTES_MAX: Final = (1 << 20) + 4096
+"""Largest chain behind a swap: what is sent in vain when another producer was faster."""
 CHAIN_WRITES_MAX: Final = 16
 
 NOTIFY: Final = 1
@@ -101,6 +107,7 @@ class Kind(enum.IntEnum):
     GUARDED = 20
     FLUSH = 21
     LISTEN = 22
+    GUARD = 23
     WORD = 32
     DATA = 33
     NUDGE = 34
@@ -124,7 +131,7 @@ class Header(NamedTuple):
 Bounds = Mapping[int, int]
 """For each kind of frame that may come now, the largest body it may have."""
 
-_CHAIN_BODY_MAX: Final = GUARDED_BYTES_MAX + CHAIN_WRITES_MAX * _PLACE.size
+_TABLE_BYTES_MAX: Final = CHAIN_WRITES_MAX * _PLACE.size
 _PLACED_BODY_MAX: Final = 1 << 40  # the place has the real bound
 
 OWNER_EXPECTS_HELLO: Final[Bounds] = {Kind.HELLO: NONCE_BYTES + 2 + NAME_BYTES_MAX + HELLO_BYTES_MAX}
@@ -135,7 +142,8 @@ OWNER_EXPECTS_OPERATIONS: Final[Bounds] = {
     Kind.READ: 0,
     Kind.SWAP: 0,
     Kind.ADD: 0,
-    Kind.GUARDED: _CHAIN_BODY_MAX,
+    Kind.GUARDED: GUARDED_FRAME_BYTES_MAX + _TABLE_BYTES_MAX,
+    Kind.GUARD: _TABLE_BYTES_MAX,
     Kind.FLUSH: 0,
     Kind.LISTEN: 0,
     Kind.BEAT: 0,
@@ -162,11 +170,11 @@ class FrameReader:
 
     Args:
         bounds: What may come.
-        place: Where the body of a WRITE or DATA frame belongs; exactly as long as the body. Raises
-            ``ProtocolError`` if it belongs nowhere.
+        place: Where the body of a WRITE or DATA frame belongs; exactly as long as the body. None drops
+            it; raises ``ProtocolError`` if there must be no such body.
     """
 
-    def __init__(self, bounds: Bounds, place: Callable[[Header], memoryview]) -> None:
+    def __init__(self, bounds: Bounds, place: Callable[[Header], memoryview | None]) -> None:
         self.bounds = bounds
         self._place = place
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -174,6 +182,7 @@ class FrameReader:
         self._filled = 0
         self._placed: Header | None = None
         self._rest = _NOTHING
+        self._dropping = 0
 
     @property
     def in_frame(self) -> bool:
@@ -183,7 +192,7 @@ class FrameReader:
     def next_buffer(self) -> memoryview:
         """Where the next bytes belong; never empty, once ``frames`` has been iterated to its end."""
         if self._placed is not None:
-            return self._rest
+            return self._rest if len(self._rest) else self._scratch[: self._dropping]
         if self._start:
             remaining = self._filled - self._start
             self._scratch[:remaining] = self._scratch[self._start : self._filled]
@@ -192,10 +201,12 @@ class FrameReader:
 
     def received(self, count: int) -> None:
         """Take note of ``count`` bytes put into ``next_buffer``."""
-        if self._placed is not None:
-            self._rest = self._rest[count:]
-        else:
+        if self._placed is None:
             self._filled += count
+        elif self._dropping:
+            self._dropping -= count
+        else:
+            self._rest = self._rest[count:]
 
     def frames(self) -> Iterator[tuple[Header, memoryview]]:
         """The frames that are complete; whoever stops in between may go on with a new iteration.
@@ -207,7 +218,7 @@ class FrameReader:
             ProtocolError: The bytes follow no rule; nothing more can be read from this stream.
         """
         if self._placed is not None:
-            if len(self._rest):
+            if len(self._rest) or self._dropping:
                 return
             header, self._placed = self._placed, None
             yield header, _NOTHING
@@ -217,11 +228,16 @@ class FrameReader:
             if header.kind in _PLACED:
                 taken = min(header.body, self._filled - after)
                 place = self._place(header)
-                assert len(place) == header.body
-                place[:taken] = self._scratch[after : after + taken]
+                if place is not None:
+                    assert len(place) == header.body
+                    place[:taken] = self._scratch[after : after + taken]
                 self._start = after + taken
                 if taken < header.body:
-                    self._placed, self._rest = header, place[taken:]
+                    self._placed = header
+                    # The scratch buffer is empty now, and takes what is to be dropped.
+                    self._start = self._filled = 0
+                    self._rest = _NOTHING if place is None else place[taken:]
+                    self._dropping = header.body - taken if place is None else 0
                     return
                 yield header, _NOTHING
             elif self._filled - after >= header.body:
@@ -279,38 +295,46 @@ def chain_frames(chain: Chain) -> list[Bytes]:
     return buffers
 
 
-def guarded_frame(tag: int, guarded: Guarded) -> list[Bytes]:
+def guarded_frames(tag: int, guarded: Guarded) -> list[Bytes]:
     """A swap and the chain behind it, as buffers to be sent one after the other."""
     swap, chain = guarded.swap, guarded.chain
-    places = b"".join([_PLACE.pack(write.offset, write.length) for write in chain.writes])
+    table = b"".join([_PLACE.pack(write.offset, write.length) for write in chain.writes])
+    length = sum([write.length for write in chain.writes])
+    whole = length <= GUARDED_FRAME_BYTES_MAX
     header = frame(
-        Kind.GUARDED,
-        flags=NOTIFY if chain.notify else 0,
+        Kind.GUARDED if whole else Kind.GUARD,
+        flags=NOTIFY if whole and chain.notify else 0,
         writes=len(chain.writes),
         tag=tag,
-        body=len(places) + sum([write.length for write in chain.writes]),
+        body=len(table) + length if whole else len(table),
         a=swap.offset,
         b=swap.expected,
         c=swap.desired,
     )
-    return [header + places, *(buffer for write in chain.writes for buffer in write.buffers)]
+    if whole:
+        return [header + table, *(buffer for write in chain.writes for buffer in write.buffers)]
+    return [header + table, *chain_frames(chain)]
 
 
-def parse_chain(count: int, body: memoryview) -> list[tuple[int, memoryview]]:
-    """The writes of a guarded frame: offsets and bytes; raises ``ProtocolError``."""
-    at = count * _PLACE.size
-    if count > CHAIN_WRITES_MAX or at > len(body):
-        raise ProtocolError(f"a guarded frame of {len(body)} bytes cannot hold {count} writes")
-    writes = []
-    for index in range(count):
-        offset, length = _PLACE.unpack_from(body, index * _PLACE.size)
+def parse_places(writes: int, body: memoryview) -> list[tuple[int, int]]:
+    """The offsets and lengths at the start of a GUARDED or GUARD body; raises ``ProtocolError``."""
+    if writes > CHAIN_WRITES_MAX or writes * _PLACE.size > len(body):
+        raise ProtocolError(f"a body of {len(body)} bytes cannot name {writes} writes")
+    return [_PLACE.unpack_from(body, index * _PLACE.size) for index in range(writes)]
+
+
+def parse_chain(writes: int, body: memoryview) -> list[tuple[int, memoryview]]:
+    """The offsets and bytes of a GUARDED frame; raises ``ProtocolError``."""
+    at = writes * _PLACE.size
+    chain = []
+    for offset, length in parse_places(writes, body):
         if length > len(body) - at:
             raise ProtocolError(f"a guarded write of {length} bytes, of which {len(body) - at} came")
-        writes.append((offset, body[at : at + length]))
+        chain.append((offset, body[at : at + length]))
         at += length
     if at != len(body):
         raise ProtocolError(f"a guarded frame has {len(body) - at} bytes that belong to no write")
-    return writes
+    return chain
 
 
 class Introduction(NamedTuple):

@@ -179,6 +179,7 @@ class OwnerSession:
         self._answers: list[Bytes] = []
         self._answer_bytes = 0
         self._notify = False
+        self._writes_to_drop = 0
         self._idle = True
         self._timer = self._loop.call_later(house.options.connect_timeout_seconds, self._too_slow)
         self._pulse = Pulse(house.options.silence_seconds, on_check=self._beat, on_silence=self._silent)
@@ -361,19 +362,24 @@ class OwnerSession:
 
     # Operations.
 
-    def _place(self, header: Header) -> memoryview:
+    def _place(self, header: Header) -> memoryview | None:
         assert self._memory is not None
-        return self._memory.span(header.a, header.body)
+        span = self._memory.span(header.a, header.body)
+        return None if self._writes_to_drop else span
 
     def _operation(self, header: Header, body: memoryview) -> None:
         assert self._memory is not None
         memory = self._memory
         kind = header.kind
         if kind == Kind.WRITE:
-            if header.flags & frames.NOTIFY:
+            if self._writes_to_drop:
+                self._writes_to_drop -= 1
+            elif header.flags & frames.NOTIFY:
                 self._notify = True
         elif kind == Kind.GUARDED:
             self._guarded(header, body, memory)
+        elif kind == Kind.GUARD:
+            self._guard(header, body, memory)
         elif kind == Kind.READ:
             self._read(header, memory)
         elif kind == Kind.SWAP:
@@ -397,6 +403,14 @@ class OwnerSession:
                 span[:] = data
             if header.flags & frames.NOTIFY:
                 self._notify = True
+        self._answer(header, found)
+
+    def _guard(self, header: Header, body: memoryview, memory: RegionMemory) -> None:
+        for offset, length in frames.parse_places(header.writes, body):
+            memory.span(offset, length)
+        found = memory.compare_and_swap(header.a, header.b, header.c)
+        if found != header.b:
+            self._writes_to_drop = header.writes
         self._answer(header, found)
 
     def _read(self, header: Header, memory: RegionMemory) -> None:

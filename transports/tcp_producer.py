@@ -41,6 +41,8 @@ CAPABILITIES: Final = Capabilities(
 )
 
 _TAGS: Final = 1 << 32
+_SWAPS_ALONE: Final = 8
+"""How many large chains wait for their swap's outcome after one was sent in vain."""
 
 
 @define(eq=False)
@@ -78,6 +80,7 @@ class TcpMemory(RemoteMemory):
         self._listens = False
         self._nudged: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
+        self._swaps_alone = 0
         self._idle = True
         self._pulse = Pulse(options.silence_seconds, on_check=self._check, on_silence=self._silent)
 
@@ -141,11 +144,24 @@ class TcpMemory(RemoteMemory):
         self._send(frames.chain_frames(chain))
 
     async def guarded(self, guarded: Guarded) -> int | Expired:
-        """Swap and, if it took place, the chain: one frame and its answer."""
+        """Swap and, if it took place, the chain: sent in one go, without waiting for the swap's outcome.
+
+        After a large chain was sent in vain, the next swaps of large chains go ahead alone.
+        """
+        large = sum([write.length for write in guarded.chain.writes]) > frames.GUARDED_FRAME_BYTES_MAX
+        if large and self._swaps_alone:
+            self._swaps_alone -= 1
+            found = await self.compare_and_swap(guarded.swap)
+            if found == guarded.swap.expected:
+                await self.post(guarded.chain)
+            return found
         await self._wait_for_room()
         if time.monotonic() > guarded.swap.not_after:
             return EXPIRED
-        return await self._ask_word(lambda tag: frames.guarded_frame(tag, guarded))
+        found = await self._ask_word(lambda tag: frames.guarded_frames(tag, guarded))
+        if large and found != guarded.swap.expected:
+            self._swaps_alone = _SWAPS_ALONE
+        return found
 
     async def flush(self) -> None:
         """Return when all that was posted before has landed."""

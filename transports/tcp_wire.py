@@ -24,6 +24,7 @@ PENDING_BYTES_HIGH: Final = 4 << 20
 PENDING_BYTES_LOW: Final = 1 << 20
 """Queued bytes from which on they may go on."""
 
+_SEND_BUFFER_BYTES: Final = 4 << 20
 _BUFFERS_PER_CALL: Final = 64
 _RECEIVED_BYTES_PER_TURN: Final = 8 << 20
 """After so many bytes of one connection the event loop turns to others."""
@@ -93,6 +94,8 @@ class SocketWire(Wire):
     def __init__(self, connection: socket.socket, endpoint: Endpoint) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Keeps the wire busy while the event loop hashes or does something else; the system caps it.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._socket = connection
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()

@@ -37,7 +37,7 @@ LAST: Final = 2
 
 LENGTH_MAX: Final = 64 << 20
 
-_GEOMETRY: Final = Geometry(slot_count=1024, payload_bytes=256 << 20, session_count=4)
+_GEOMETRY: Final = Geometry(slot_count=1024, payload_bytes=128 << 20, session_count=4)
 _HEADER: Final = struct.Struct("<QB7x")
 _LOOPBACK: Final = "127.0.0.1"
 _START_SECONDS: Final = 30.0

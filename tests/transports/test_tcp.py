@@ -131,7 +131,7 @@ async def test_strangers_are_told_and_shown_out(
         (frames.frame(Kind.READ, a=1 << 60, b=8), "outside the region"),
         (frames.frame(Kind.SWAP, a=3), "no aligned word"),
         (frames.frame(Kind.ADD, a=1 << 16), "no aligned word"),
-        (frames.frame(Kind.GUARDED, writes=99, body=4) + b"four", "cannot hold 99"),
+        (frames.frame(Kind.GUARDED, writes=99, body=4) + b"four", "cannot name 99"),
         (frames.frame(Kind.WELCOME), "WELCOME"),
         (frames.frame(Kind.HELLO), "HELLO"),
     ],

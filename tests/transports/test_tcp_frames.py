@@ -78,7 +78,7 @@ def test_any_pieces_give_the_same_frames(
     stream = (
         joined(frames.chain_frames(chain))
         + frames.frame(Kind.READ, tag=7, a=3, b=4)
-        + joined(frames.guarded_frame(9, guarded))
+        + joined(frames.guarded_frames(9, guarded))
         + frames.frame(Kind.BEAT)
     )
     expected, cut = Region(frames.OWNER_EXPECTS_OPERATIONS), Region(frames.OWNER_EXPECTS_OPERATIONS)
@@ -159,7 +159,7 @@ def test_chain_comes_back() -> None:
     """A chain of any writes is parsed into the same offsets and bytes."""
     chain = Chain((Write(64, (b"ab", b"", b"c")), Write(0, ()), Write(128, (memoryview(b"last"),))))
     region = Region(frames.OWNER_EXPECTS_OPERATIONS)
-    region.feed(joined(frames.guarded_frame(3, Guarded(CompareAndSwap(8, 5, 6), chain))), whole())
+    region.feed(joined(frames.guarded_frames(3, Guarded(CompareAndSwap(8, 5, 6), chain))), whole())
     ((header, body),) = region.frames
     assert (header.tag, header.a, header.b, header.c) == (3, 8, 5, 6)
     parsed = frames.parse_chain(header.writes, memoryview(body))

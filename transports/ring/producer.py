@@ -19,8 +19,10 @@ What it does not do: keep messages for sending again (the channel does, until ``
 them), choose the length of a wait (the driver does), or survive a fence (open a new session).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
+
+from xxhash import xxh3_64
 
 from transports.errors import MessageTooLarge, RingFull
 from transports.operations import (
@@ -73,6 +75,9 @@ class Producer:
 
     hash_after_post_bytes: int = 1 << 16
     """From this length on the payload is hashed while it is already on its way."""
+    piece_bytes: int = 1 << 20
+    """A longer payload is posted and hashed by pieces of this length, so that the wire never waits for
+    the hash of more than one."""
 
     def __init__(
         self,
@@ -220,12 +225,23 @@ class Producer:
 
     def _post(self, message: "Message", tail: int) -> Program[None]:
         if message.payload_hash is None:
-            payload_writes = self._writes_of_payload(message, tail)
-            yield Chain(payload_writes, notify=False)
-            message.payload_hash = self._hash_payload(message.payload)
+            message.payload_hash = yield from self._post_payload(message, tail)
             yield Chain(self._writes_of_slot(message, tail))
         else:
             yield Chain(self._writes(message, tail))
+
+    def _post_payload(self, message: "Message", tail: int) -> Program[int]:
+        """Post the payload, and hash what is on its way; returns the hash."""
+        writes = self._writes_of_payload(message, tail)
+        if message.length <= self.piece_bytes:
+            yield Chain(writes, notify=False)
+            return self._hash_payload(message.payload)
+        state = xxh3_64()
+        for write in writes:
+            for offset, piece in _pieces(write, self.piece_bytes):
+                yield Chain((Write(offset, (piece,)),), notify=False)
+                state.update(piece)
+        return state.intdigest()
 
     def _writes(self, message: "Message", tail: int) -> tuple[Write, ...]:
         return self._writes_of_payload(message, tail) + self._writes_of_slot(message, tail)
@@ -259,6 +275,17 @@ class Producer:
 
     def _hash_payload(self, payload: Sequence[Bytes]) -> int:
         return hash_payload(payload)
+
+
+def _pieces(write: Write, piece_bytes: int) -> Iterator[tuple[int, memoryview]]:
+    """The buffers of a write, cut where they are longer than a piece, and where each part goes."""
+    offset = write.offset
+    for buffer in write.buffers:
+        whole = memoryview(buffer)
+        for start in range(0, len(whole), piece_bytes):
+            piece = whole[start : start + piece_bytes]
+            yield offset, piece
+            offset += len(piece)
 
 
 class Message:
