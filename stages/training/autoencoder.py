@@ -41,7 +41,6 @@ def train(work: Path, *, minutes: float, resume_at: float = 0.0) -> None:
         minutes: How long.
         resume_at: Go on from ``<work>/vae``, at this share of the schedule.
     """
-    journal = Journal(work, "vae")
     torch.manual_seed(0)
     rng = np.random.default_rng(int(resume_at * 1000))
     autoencoder = (
@@ -50,7 +49,7 @@ def train(work: Path, *, minutes: float, resume_at: float = 0.0) -> None:
     autoencoder.train()
     optimizer = torch.optim.AdamW(autoencoder.parameters(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0)
     held_out = _held_out_clips()
-    step = 0
+    step, journal = 0, Journal(work, "vae")
     while (share := resume_at + (1 - resume_at) * journal.minutes / minutes) < 1:
         rate = _PEAK_RATE * min(1, (step + 1) / 50) * (0.5 + 0.5 * math.cos(math.pi * share)) + _FLOOR_RATE
         figures = _train_step(autoencoder, optimizer, rate, _batch(rng, share))

@@ -9,7 +9,7 @@ from attrs import Factory, define
 
 @define
 class Journal:
-    """Measurements of one step of the training, and the time it has used."""
+    """Measurements of one step of the training, and the time it has used since this was made."""
 
     folder: Path
     name: str
@@ -17,7 +17,7 @@ class Journal:
 
     @property
     def minutes(self) -> float:
-        """Since the step began."""
+        """Since the step began in earnest."""
         return (time.monotonic() - self._started) / 60
 
     def write(self, **figures: object) -> None:

@@ -1,5 +1,6 @@
 """The networks: the real Wan classes, made small, and what all steps of the training do with them."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -144,6 +145,17 @@ def save_pipeline(transformer: Any, conditioners: Conditioners, tokenizer: Any, 
         image_processor=make_image_processor(),
         scheduler=scheduler,
     ).save_pretrained(work / "pipeline")
+    _tidy(work / "pipeline")
+
+
+def _tidy(folder: Path) -> None:
+    """Take out where the autoencoder was read from, and let others read the weights."""
+    config = folder / "vae" / "config.json"
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    settings.pop("_name_or_path", None)
+    config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(0o644)
 
 
 def load_pipeline(folder: Path) -> Any:

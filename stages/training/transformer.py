@@ -100,7 +100,6 @@ class _Examples:
 
 def train(work: Path, *, minutes: float) -> None:
     """Train for so long and write ``<work>/pipeline``, a smoothed copy of the weights."""
-    journal = Journal(work, "dit")
     torch.manual_seed(1)
     rng = np.random.default_rng(1)
     examples = _Examples.read(work)
@@ -113,7 +112,7 @@ def train(work: Path, *, minutes: float) -> None:
     networks.train()
     optimizer = torch.optim.AdamW(networks.parameters(), lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     smoothed = copy.deepcopy(networks).requires_grad_(requires_grad=False)
-    step, losses = 0, list[float]()
+    step, losses, journal = 0, list[float](), Journal(work, "dit")
     while (share := journal.minutes / minutes) < 1:
         for group in optimizer.param_groups:
             group["lr"] = _rate(step, share)
