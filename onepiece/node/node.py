@@ -44,7 +44,7 @@ from onepiece.runtime.devices import DeviceThreads, discover_devices, open_devic
 from onepiece.runtime.environment import Environment, Routes
 from onepiece.runtime.outbox import open_outbox
 from onepiece.runtime.workflows import WorkflowImports
-from onepiece.store import ResultStore, StoreOptions
+from onepiece.store import Durability, ResultStore, StoreOptions
 from transports import Listener, ListenFailed, Options, Receiver, transport_for
 
 _CLOSE_SECONDS = 2.0
@@ -293,7 +293,11 @@ async def _open_store(
     if "store" not in options.roles:
         return None
     assert state_dir is not None
-    store_options = StoreOptions(byte_budget=options.store_bytes, ttl_seconds=options.result_ttl_seconds)
+    store_options = StoreOptions(
+        byte_budget=options.store_bytes,
+        ttl_seconds=options.result_ttl_seconds,
+        durability=Durability(options.store_durability),
+    )
     return await stack.enter_async_context(ResultStore.open(state_dir / "results", store_options))
 
 

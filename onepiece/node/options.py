@@ -41,6 +41,7 @@ class NodeOptions:
     inbox_bytes: int = 128 * _MIB
     join_bytes: int = 1024 * _MIB
     store_bytes: int = 1024 * _MIB
+    store_durability: str = "process"
     result_ttl_seconds: float = 3600.0
     request_timeout_seconds: float = 3600.0
     requests_max: int = 1000
@@ -116,6 +117,12 @@ def _flag(value: str) -> bool:
     return value.lower() in {"true", "1", "yes"}
 
 
+def _durability(value: str) -> str:
+    if value not in {"process", "power"}:
+        raise ValueError("results survive the end of the process, or loss of power: write process or power")
+    return value
+
+
 def _level(value: str) -> str:
     if value not in {"debug", "info", "warning", "error"}:
         raise ValueError("levels are debug, info, warning, error")
@@ -140,6 +147,12 @@ _ROWS: Final = (
     _Row("inbox_bytes", "payload ring of each actor; a message may use half of it", _size, "128MiB"),
     _Row("join_bytes", "memory for inputs that wait for their siblings", _size, "1024MiB"),
     _Row("store_bytes", "byte budget of the result store", _size, "1024MiB"),
+    _Row(
+        "store_durability",
+        "what stored results survive: the process, or loss of power",
+        _durability,
+        "process",
+    ),
     _Row("result_ttl_seconds", "how long a result is kept", _seconds, "3600"),
     _Row("request_timeout_seconds", "deadline of requests that name none", _seconds, "3600"),
     _Row("requests_max", "requests in flight that its proxy accepts", _size, "1000"),

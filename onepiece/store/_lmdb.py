@@ -1,8 +1,12 @@
 """The only file that touches LMDB: opening, transactions, and what its errors mean.
 
 The map is never written through (``writemap`` stays off): a full disk is then an error of ``write``
-and not a SIGBUS. ``sync`` and ``metasync`` stay on: what is committed survives ``kill -9`` and loss of
-power. Read transactions last for one lookup: an old reader would keep all pages freed since from
+and not a SIGBUS. A commit hands its pages to the system, which has them whatever becomes of the
+process. With ``Durability.POWER`` it also waits until the disk has them. With ``Durability.PROCESS`` a
+thread flushes now and then (``_flusher``); should the power fail before, the disk may have taken the
+pages in any order and the file may be broken. So a marker says under which boot of the machine the
+file was opened and not yet closed whole: a file that a cut may have broken is set aside, never read.
+Read transactions last for one lookup: an old reader would keep all pages freed since from
 being used again, and the file would grow. Readers that died are cleared by ``check_readers``.
 
 Everything here blocks, and belongs on one thread.
@@ -10,6 +14,7 @@ Everything here blocks, and belongs on one thread.
 
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +24,16 @@ import lmdb
 from attrs import define, field, frozen
 
 from onepiece.errors import ConfigError, StoreFull
-from onepiece.store.records import StoreOptions
+from onepiece.log import get_logger
+from onepiece.store._flusher import Flusher
+from onepiece.store.records import Durability, StoreOptions
 
 Transaction: TypeAlias = "lmdb.Transaction[bytes]"
 Table: TypeAlias = "lmdb._Database"  # noqa: SLF001 - its stubs give the handle this name only
 
 _TABLE_NAMES = ("records", "chunks", "expiry", "unfinished", "totals")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_log = get_logger(part="store")
 
 
 @frozen
@@ -47,6 +56,9 @@ class LmdbFile:
     _owner: int = field(repr=False)
     _environment: lmdb.Environment = field(repr=False)
     tables: Tables = field(repr=False)
+    _environment_lock: threading.Lock = field(factory=threading.Lock, repr=False)
+    """Held while the environment is flushed or replaced; all else is done by the store's thread alone."""
+    _flusher: Flusher | None = field(default=None, repr=False)
 
     @classmethod
     def open(cls, path: Path, options: StoreOptions) -> "LmdbFile":
@@ -61,16 +73,36 @@ class LmdbFile:
         except OSError as error:
             raise ConfigError(f"the result store's directory {str(path)!r} is unusable: {error}") from error
         try:
+            _set_aside_if_suspect(path)
+            if options.durability is Durability.PROCESS:
+                _mark_open(path)
             environment, tables = _open_environment(path, options)
         except BaseException:
             os.close(owner)
             raise
-        return cls(path, options, owner, environment, tables)
+        file = cls(path, options, owner, environment, tables)
+        if options.durability is Durability.PROCESS:
+            file._flusher = Flusher(file._flush, options.flush_seconds)
+        return file
 
     def close(self) -> None:
         """Close the file and let others open it."""
+        if self._flusher is not None:
+            self._flusher.stop()
+            if self._flush():
+                _marker(self.path).unlink(missing_ok=True)
         self._environment.close()
         os.close(self._owner)
+
+    def _flush(self) -> bool:
+        """Have the disk take what was committed; false if it did not."""
+        with self._environment_lock:
+            try:
+                self._environment.sync(force=True)
+            except lmdb.Error as error:
+                _log.warning("store_flush_failed", path=str(self.path), error=str(error))
+                return False
+        return True
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
@@ -80,7 +112,7 @@ class LmdbFile:
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
-        """A write transaction; committed and durable when the block ends, undone if it raises.
+        """A write transaction; committed and as durable as promised when the block ends, undone if it raises.
 
         Raises:
             StoreFull: The map or the disk has no room. The file is as it was, and usable.
@@ -88,6 +120,8 @@ class LmdbFile:
         try:
             with self._environment.begin(write=True) as transaction:
                 yield transaction
+            if self._flusher is not None:
+                self._flusher.note_change()
         except lmdb.MapFullError as error:
             raise StoreFull(
                 f"the result store's file in {str(self.path)!r} has reached its map of "
@@ -117,8 +151,9 @@ class LmdbFile:
 
     def _reopen(self) -> None:
         """After a failed write of its root page LMDB refuses all work until it is opened again."""
-        self._environment.close()
-        self._environment, self.tables = _open_environment(self.path, self.options)
+        with self._environment_lock:
+            self._environment.close()
+            self._environment, self.tables = _open_environment(self.path, self.options)
 
 
 def _lock(path: Path) -> int:
@@ -138,9 +173,45 @@ def _lock(path: Path) -> int:
     return descriptor
 
 
-def _open_environment(path: Path, options: StoreOptions) -> tuple[lmdb.Environment, Tables]:
+def _marker(path: Path) -> Path:
+    return path / "unflushed.boot"
+
+
+def _mark_open(path: Path) -> None:
+    """Note under which boot the file may hold what the disk does not; on the disk itself before that."""
+    marker = _marker(path)
     try:
-        environment = lmdb.open(str(path), map_size=options.map_size, max_dbs=5, max_readers=16)
+        with marker.open("w", encoding="ascii") as file:
+            file.write(_BOOT_ID.read_text(encoding="ascii"))
+            file.flush()
+            os.fsync(file.fileno())
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise ConfigError(f"the result store's directory {str(path)!r} is unusable: {error}") from error
+
+
+def _set_aside_if_suspect(path: Path) -> None:
+    """Start anew if the machine went down while the file held what the disk may never have got."""
+    marker = _marker(path)
+    if not marker.exists() or marker.read_text(encoding="ascii") == _BOOT_ID.read_text(encoding="ascii"):
+        return
+    data = path / "data.mdb"
+    if data.exists():
+        aside = data.replace(path / "data.mdb.after-power-loss")
+        _log.warning("store_set_aside", path=str(aside), why="the machine went down before it was flushed")
+    marker.unlink()
+
+
+def _open_environment(path: Path, options: StoreOptions) -> tuple[lmdb.Environment, Tables]:
+    waits = options.durability is Durability.POWER
+    try:
+        environment = lmdb.open(
+            str(path), map_size=options.map_size, max_dbs=5, max_readers=16, sync=waits, metasync=waits
+        )
         try:
             tables = Tables(**{name: environment.open_db(name.encode()) for name in _TABLE_NAMES})
         except BaseException:

@@ -15,6 +15,16 @@ PAGE_BYTES: Final = 4096
 UID_BYTES_MAX: Final = 128
 RECORD_BYTES_MAX: Final = 256 << 10
 TTL_SECONDS_MAX: Final = 10 * 365 * 86400.0
+FLUSH_SECONDS_MAX: Final = 3600.0
+
+
+class Durability(enum.Enum):
+    """What an acknowledged change survives, beyond the store's own bugs."""
+
+    PROCESS = "process"
+    """Death of the process at any moment, ``kill -9`` included. A power cut may cost the whole file."""
+    POWER = "power"
+    """Loss of power too, on a disk that keeps what it was told to flush; each commit waits for it."""
 
 
 @frozen
@@ -39,10 +49,19 @@ class StoreOptions:
     """Values are cut in pieces of this size: a range read touches only the pieces it needs."""
     transaction_bytes: int = 16 * MEBIBYTE
     """A larger value is written in several transactions, so that reads get their turn between them."""
+    durability: Durability = Durability.PROCESS
+    """What ``STORED`` promises."""
+    flush_seconds: float = 1.0
+    """How often what was committed is flushed to the disk under ``PROCESS``; no commit waits for it."""
 
     def __attrs_post_init__(self) -> None:
         for name in ("ttl_seconds", "tombstone_ttl_seconds"):
             check_ttl(getattr(self, name), f"the store's {name}", ConfigError)
+        if not 0 < self.flush_seconds <= FLUSH_SECONDS_MAX:
+            raise ConfigError(
+                f"the store's flush_seconds is {self.flush_seconds!r}: give seconds above 0 and at most "
+                f"{FLUSH_SECONDS_MAX:.0f}"
+            )
         if self.byte_budget < PAGE_BYTES:
             raise ConfigError(f"the store's byte_budget is {self.byte_budget!r}: give at least {PAGE_BYTES}")
         if not PAGE_BYTES <= self.chunk_bytes <= self.transaction_bytes:
@@ -100,7 +119,7 @@ class PutOutcome(enum.Enum):
     """What became of a put. None of them is an error: a stage may run twice."""
 
     STORED = "stored"
-    """It is durable."""
+    """It is durable, as ``StoreOptions.durability`` says."""
     ALREADY = "already"
     """Another writer was first; what it wrote stands."""
     TOMBSTONED = "tombstoned"

@@ -3,7 +3,8 @@
 Promises:
 
 - *Acknowledged is durable.* When ``put`` returns ``STORED`` the whole value is committed; a process
-  killed at any moment later, or while it writes another, has it after ``open``.
+  killed at any moment later, or while it writes another, has it after ``open``. Loss of power is
+  survived only with ``Durability.POWER``.
 - *First writer wins*, by UID. A stage that ran twice stores one result.
 - *A tombstone beats later puts*: what was purged or has expired does not come back by a late copy.
 - *Never more than the budget.* A put beyond it is refused with ``StoreFull``, and so is one that

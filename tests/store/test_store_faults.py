@@ -5,13 +5,15 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import onepiece
 from onepiece.errors import ResultGone, UnknownRequest
-from onepiece.store import PutOutcome, RecordKind, ResultStore, StoreOptions
+from onepiece.store import Durability, PutOutcome, RecordKind, ResultStore, StoreOptions
+from onepiece.store._flusher import Flusher
 
 NOW = 1_000_000.0
 WRITER = Path(__file__).with_name("writer.py")
@@ -228,3 +230,49 @@ async def test_a_dead_reader_does_not_make_the_file_grow(tmp_path: Path) -> None
             if number % 10 == 0:
                 await store.expire(NOW)
         assert (await store.stats()).file_bytes < 16 << 20
+
+
+async def test_a_file_that_a_power_cut_may_have_broken_is_set_aside(tmp_path: Path) -> None:
+    """Opened under another boot without having been closed, the store begins empty; the file is kept."""
+    marker = tmp_path / "unflushed.boot"
+    async with ResultStore.open(tmp_path) as store:
+        await store.put("u1", [b"before"], content_type="x", now=NOW)
+        assert marker.exists()
+    assert not marker.exists(), "closed whole: nothing is in doubt"
+    marker.write_text("another boot\n", encoding="ascii")
+    async with ResultStore.open(tmp_path) as store:
+        with pytest.raises(UnknownRequest):
+            await store.meta("u1")
+        assert await store.put("u1", [b"after"], content_type="x", now=NOW) is PutOutcome.STORED
+    assert (tmp_path / "data.mdb.after-power-loss").exists()
+
+
+async def test_a_killed_process_costs_nothing_under_the_same_boot(tmp_path: Path) -> None:
+    """The marker of this boot is no reason to distrust the file: only the process died."""
+    async with ResultStore.open(tmp_path) as store:
+        await store.put("u1", [b"before"], content_type="x", now=NOW)
+        left = (tmp_path / "unflushed.boot").read_text(encoding="ascii")
+    (tmp_path / "unflushed.boot").write_text(left, encoding="ascii")
+    async with ResultStore.open(tmp_path) as store:
+        assert (await store.meta("u1")).total_bytes == len(b"before")
+
+
+async def test_power_durability_flushes_each_commit_and_leaves_no_marker(tmp_path: Path) -> None:
+    """With ``POWER`` there is never anything unflushed, so nothing is noted, and nothing set aside."""
+    async with ResultStore.open(tmp_path, StoreOptions(durability=Durability.POWER)) as store:
+        await store.put("u1", [b"value"], content_type="x", now=NOW)
+        assert not (tmp_path / "unflushed.boot").exists()
+        assert b"".join([piece async for piece in store.read("u1")]) == b"value"
+
+
+def test_the_flusher_flushes_after_a_change_and_only_then() -> None:
+    """One change leads to one flush; without a change nothing is flushed; ``stop`` ends the thread."""
+    flushed = threading.Semaphore(0)
+    flusher = Flusher(flushed.release, seconds=0.001)
+    try:
+        assert not flushed.acquire(timeout=0.05), "nothing had changed"
+        flusher.note_change()
+        assert flushed.acquire(timeout=10.0)
+        assert not flushed.acquire(timeout=0.05), "nothing had changed since"
+    finally:
+        flusher.stop()
