@@ -4,7 +4,7 @@ import random
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 import anyio
@@ -19,7 +19,8 @@ ANSWER_BYTES_MAX: Final = 64 << 20
 PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
 
-Body = Callable[[], AsyncIterator[bytes]]
+Body: TypeAlias = Callable[[], AsyncIterator[bytes]]
+Response: TypeAlias = httpx.Response
 
 
 @frozen
@@ -106,7 +107,7 @@ class ProxyConnection:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> AsyncIterator[Response]:
         """Call once; the answer's body is not read yet. What breaks inside the block is told as ours.
 
         Raises:
@@ -128,7 +129,7 @@ class ProxyConnection:
                 url=self.url,
             ) from error
 
-    async def _raise(self, response: httpx.Response) -> None:
+    async def _raise(self, response: Response) -> None:
         data = bytearray()
         async for piece in response.aiter_bytes():
             data += piece
@@ -141,7 +142,7 @@ class ProxyConnection:
             error.fields.setdefault("retry_after_seconds", float(seconds))
         raise error
 
-    def _json(self, response: httpx.Response, data: bytearray) -> Any:
+    def _json(self, response: Response, data: bytearray) -> Any:
         """The JSON of an answer; an object, as all answers of a proxy are."""
         try:
             found = strict_json(data)

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, cast
 
 import anyio
-import httpx
 from anyio import to_thread
 from attrs import define, field
 
-from onepiece.client._http import ProxyConnection, pause
+from onepiece.client._http import ProxyConnection, Response, pause
 from onepiece.client._sse import EventParser
 from onepiece.client.api import (
     EVENTS_CONTENT_TYPE,
@@ -325,7 +324,7 @@ class _File(_Sink):
         await _Sink.write(self, piece)
 
 
-def _total_bytes(response: httpx.Response) -> int:
+def _total_bytes(response: Response) -> int:
     """The size of the whole result, whether all of it comes or the rest."""
     ranged = response.headers.get("Content-Range", "").rpartition("/")[2]
     text = ranged or response.headers.get("Content-Length", "")

@@ -111,9 +111,10 @@ class ErrorBoundary:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         if exchange.response_started:
-            # The client has a status already. Breaking off is what shows it that the body is not whole.
+            # The client has a status already. The server ends a connection whose response is left
+            # incomplete, and that is what shows the client that the body is not whole.
             _log.warning("http_response_broken_off", path=scope["path"], exc_info=error)
-            raise error
+            return
         headers = dict(headers or {})
         if status in RETRY_STATUSES:
             seconds = wire["fields"].get("retry_after_seconds", RETRY_AFTER_SECONDS)

@@ -24,7 +24,7 @@ class ProxyOptions:
     json_bytes_max: int = 16 * MEBIBYTE
     """The largest JSON, if a body may be that large; larger inputs go as multipart, or from our client."""
     bodies_bytes_max: int = field()
-    """What all bodies that are being read may take together; beyond it requests are rejected."""
+    """What all bodies being read and results being converted may take together; beyond it: rejected."""
     body_timeout_seconds: float = 300.0
     """How long a body may take to arrive."""
     discard_bytes_max: int = 64 * MEBIBYTE

@@ -90,26 +90,35 @@ class Converted:
     body: bytes
 
 
-async def convert(stream: ResultStream, accept: str | None, bytes_max: int) -> Converted | None:
-    """The result as the client wants it, if that is not as it is stored.
+def is_converted(stream: ResultStream, accept: str | None, bytes_max: int) -> bool:
+    """Whether the client wants another form than the stored one (or may, if it takes anything).
 
     Raises:
         HTTPException: 406, it cannot be had in a form that the client takes.
     """
     if accepts(accept, stream.content_type):
-        return None
+        return False
     if stream.content_type != VALUE_CONTENT_TYPE:
         if accepts_anything(accept) or accepts(accept, BYTES_CONTENT_TYPE):
-            return None
+            return False
         raise _not_acceptable(accept, stream.content_type)
-    if stream.total_bytes > bytes_max:
-        if accepts_anything(accept):
-            return None
-        raise HTTPException(
-            406,
-            f"a result of {stream.total_bytes} bytes is not converted, {bytes_max} at most; "
-            f"accept {VALUE_CONTENT_TYPE}",
-        )
+    if stream.total_bytes <= bytes_max:
+        return True
+    if accepts_anything(accept):
+        return False
+    raise HTTPException(
+        406,
+        f"a result of {stream.total_bytes} bytes is not converted, {bytes_max} at most; "
+        f"accept {VALUE_CONTENT_TYPE}",
+    )
+
+
+async def convert(stream: ResultStream, accept: str | None) -> Converted | None:
+    """The result in another form; None if its value has none and the client takes it as it is stored.
+
+    Raises:
+        HTTPException: 406, the value has no form that the client takes.
+    """
     data = bytearray()
     async with closing(stream.read(0, stream.total_bytes)) as pieces:
         async for piece in pieces:

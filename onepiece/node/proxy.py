@@ -36,7 +36,7 @@ from onepiece.node.http_bodies import SubmissionReader
 from onepiece.node.http_boundary import ErrorBoundary
 from onepiece.node.http_events import EventStream, parse_last_event_id
 from onepiece.node.http_options import BodyBudget, ProxyOptions
-from onepiece.node.http_results import ResultResponse, convert, parse_range
+from onepiece.node.http_results import ResultResponse, convert, is_converted, parse_range
 from onepiece.node.http_server import serve
 from onepiece.requests import RequestState
 
@@ -65,12 +65,13 @@ class ProxyApp:
     frontend: Frontend
     options: ProxyOptions
     stopping: anyio.Event = field(factory=anyio.Event)
+    _budget: BodyBudget = field(init=False)
     _submissions: SubmissionReader = field(init=False)
     _boundary: ErrorBoundary = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        budget = BodyBudget(self.options.bodies_bytes_max)
-        self._submissions = SubmissionReader(self.frontend, self.options, budget)
+        self._budget = BodyBudget(self.options.bodies_bytes_max)
+        self._submissions = SubmissionReader(self.frontend, self.options, self._budget)
         routes = [
             Route("/v1/requests", self.submit, methods=["POST"]),
             Route("/v1/requests", self.list_requests, methods=["GET"]),
@@ -144,15 +145,26 @@ class ProxyApp:
         keep = _is_on(_query(request, "keep"), "keep") or request.method == "HEAD"
         stream = await self.frontend.result(uid)
         headers = {"ETag": f'"{uid}"', "Vary": "Accept", "Cache-Control": "no-store"}
-        converted = await convert(stream, request.headers.get("accept"), self.options.convert_bytes_max)
-        if converted is not None:
-            response = Response(converted.body, 200, headers, converted.content_type)
-            await response(request.scope, receive, send)
-            sent_whole = True
-        else:
+        sent_whole = await self._send_converted(request, stream, headers, receive, send)
+        if sent_whole is None:
             sent_whole = await self._send_stored(request, stream, headers, receive, send)
         if sent_whole and not keep:
             await self._purge_sent(uid)
+
+    async def _send_converted(
+        self, request: Request, stream: ResultStream, headers: Mapping[str, str], receive: Receive, send: Send
+    ) -> bool | None:
+        """Send the result in another form; None if it is to be sent as it is stored."""
+        accept = request.headers.get("accept")
+        if not is_converted(stream, accept, self.options.convert_bytes_max):
+            return None
+        with self._budget.take(2 * stream.total_bytes):  # the stored form and the other one
+            converted = await convert(stream, accept)
+            if converted is None:
+                return None
+            response = Response(converted.body, 200, dict(headers), converted.content_type)
+            await response(request.scope, receive, send)
+        return True
 
     async def _send_stored(
         self, request: Request, stream: ResultStream, headers: Mapping[str, str], receive: Receive, send: Send

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
 import anyio
@@ -16,6 +16,7 @@ from onepiece.errors import ConfigError, InvalidInput, Overloaded
 from onepiece.node.http_events import format_event, parse_last_event_id
 from onepiece.node.http_options import BodyBudget
 from onepiece.node.http_results import Span, parse_range
+from onepiece.node.http_server import _bind
 from onepiece.node.http_testing import FakeFrontend
 from onepiece.node.proxy import ProxyOptions, build_app, serve
 from onepiece.requests import EventKind, RequestEvent
@@ -304,6 +305,30 @@ async def test_overload_is_told_before_the_body_is_read() -> None:
             assert "100 Continue" not in text
             await raw.close()
         assert served.frontend.asked_admission[-1] == ("echo", 52428800)
+
+
+async def test_a_client_that_waits_to_continue_is_told_to() -> None:
+    """A body that is wanted is asked for, and the request is accepted."""
+    async with proxy() as served:
+        body = b'{"inputs": {"text": "ahoy"}}'
+        raw = await served.raw(
+            "POST /v1/requests?workflow=echo HTTP/1.1\nContent-Type: application/json\n"
+            f"Content-Length: {len(body)}\nExpect: 100-continue"
+        )
+        assert await raw.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        raw.writer.write(body)
+        assert (await raw.answer())[0] == 202
+        await raw.close()
+
+
+def test_small_answers_are_not_held_back() -> None:
+    """Nagle's algorithm is off on accepted connections: it would hold an answer's second segment 40 ms."""
+    with closing(_bind("127.0.0.1", 0)) as listening:
+        listening.setblocking(True)
+        with socket.create_connection(listening.getsockname()):
+            connection, _ = listening.accept()
+            with connection:
+                assert connection.proto == socket.IPPROTO_TCP, "asyncio sets TCP_NODELAY only on these"
 
 
 async def test_a_client_that_writes_before_it_reads_gets_to_see_the_rejection() -> None:

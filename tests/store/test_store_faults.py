@@ -8,10 +8,11 @@ import sys
 import threading
 from pathlib import Path
 
+import lmdb
 import pytest
 
 import onepiece
-from onepiece.errors import ResultGone, UnknownRequest
+from onepiece.errors import ConfigError, ResultGone, StoreFull, UnknownRequest
 from onepiece.store import Durability, PutOutcome, RecordKind, ResultStore, StoreOptions
 from onepiece.store._flusher import Flusher
 
@@ -162,6 +163,10 @@ FULL_DISK = """
 import asyncio, resource, sys
 from onepiece.errors import StoreFull
 from onepiece.store import PutOutcome, RecordKind, ResultStore, StoreOptions
+from onepiece.store._changes import LAYOUT_KEY, U64
+from onepiece.store._database import LAYOUT_VERSION
+from onepiece.store._changes import LAYOUT_KEY, U64
+from onepiece.store._database import LAYOUT_VERSION
 
 async def main(directory):
     options = StoreOptions(chunk_bytes=65536, transaction_bytes=262144)
@@ -203,6 +208,36 @@ def test_a_full_disk_is_a_named_error_and_the_store_goes_on(tmp_path: Path) -> N
         env=ENVIRONMENT,
     )
     assert done.stdout == "went on\n", done.stderr
+
+
+async def test_a_store_whose_root_page_could_not_be_written_is_opened_again(tmp_path: Path) -> None:
+    """LMDB refuses all work after that; the put is told as a full disk, and the next one works."""
+    async with ResultStore.open(tmp_path) as store:
+        await store.put("kept", [b"v"], content_type="x", now=NOW)
+
+        def panic() -> None:
+            with store._database._file.writing():
+                raise lmdb.PanicError("a failed write of the root page")
+
+        with pytest.raises(StoreFull):
+            await store._run(panic)
+        assert await store.put("next", [b"w"], content_type="x", now=NOW) is PutOutcome.STORED
+        assert (await store.meta("kept")).total_bytes == 1
+
+
+async def test_a_store_of_another_layout_is_refused(tmp_path: Path) -> None:
+    """A directory that a later version wrote is named, with both versions, and let go."""
+    async with ResultStore.open(tmp_path) as store:
+
+        def write_layout() -> None:
+            with store._database._file.writing() as transaction:
+                transaction.put(LAYOUT_KEY, U64.pack(99), db=store._database._file.tables.totals)
+
+        await store._run(write_layout)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"layout 99.*{LAYOUT_VERSION}"):
+            async with ResultStore.open(tmp_path):
+                pass
 
 
 STALE_READER = """
