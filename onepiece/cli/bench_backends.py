@@ -65,15 +65,16 @@ class Backend:
     """The far end; runs until it is cancelled or its process ends."""
 
 
+def far_command(name: str, *arguments: str) -> list[str]:
+    """The command line of a backend's far end."""
+    return [sys.executable, "-m", "onepiece.cli.bench_backends", name, *arguments]
+
+
 @asynccontextmanager
 async def _far_process(name: str, *arguments: str) -> AsyncIterator[str]:
     """Run a backend's far end; yields the address it prints. It ends with its standard input."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "onepiece.cli.bench_backends",
-        name,
-        *arguments,
+        *far_command(name, *arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

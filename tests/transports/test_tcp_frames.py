@@ -98,6 +98,22 @@ def test_any_pieces_give_the_same_frames(
             assert cut.memory[offset : offset + len(data)] == data
 
 
+@given(length=st.integers(0, 200_000), longest=st.sampled_from([1 << 10, 70_000, 1 << 20]))
+def test_dropped_bodies_leave_no_trace(length: int, longest: int) -> None:
+    """A body without a place is skipped, however long, and the frames behind it are read."""
+    kinds = []
+    reader = FrameReader(frames.OWNER_EXPECTS_OPERATIONS, lambda _: None)
+    stream = joined(frames.chain_frames(Chain((Write(0, (b"x" * length,)),)))) + frames.frame(Kind.FLUSH)
+    while stream:
+        buffer = reader.next_buffer()
+        count = min(len(buffer), longest, len(stream))
+        buffer[:count], stream = stream[:count], stream[count:]
+        reader.received(count)
+        kinds += [header.kind for header, _ in reader.frames()]
+    assert kinds == [Kind.WRITE, Kind.FLUSH]
+    assert not reader.in_frame
+
+
 @given(stream=st.binary(min_size=frames.HEADER_BYTES, max_size=2000), longest=st.integers(1, 500))
 def test_random_bytes_end_in_a_protocol_error_or_in_bounds(stream: bytes, longest: int) -> None:
     """Whatever bytes come, the reader raises ProtocolError or stays within its bounds; nothing else."""

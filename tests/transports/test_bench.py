@@ -1,0 +1,90 @@
+"""The transport benchmark: its arithmetic, its arguments, and one short run of every backend."""
+
+import asyncio
+import json
+
+import pytest
+from rich.console import Console
+
+from onepiece.cli import bench_transport
+from onepiece.cli.bench_backends import BACKENDS, far_command
+from onepiece.cli.bench_transport import METRICS, Samples, chosen_backends, rows_of, run, table_of
+
+ROUND_TRIP, BANDWIDTH = METRICS[0], METRICS[-1]
+
+
+def test_ratios_are_medians_of_paired_rounds() -> None:
+    """A ratio is taken within each round first: a slow round of the machine does not move it."""
+    samples: Samples = {
+        ("raw-sockets", ROUND_TRIP): [10.0, 100.0, 20.0],
+        ("other", ROUND_TRIP): [20.0, 200.0, 80.0],
+        ("raw-sockets", BANDWIDTH): [2.0, 2.0, 2.0],
+        ("other", BANDWIDTH): [1.0, 3.0, 1.0],
+    }
+    rows = {(row.backend, row.metric): row for row in rows_of(samples)}
+    assert rows["other", "round_trip"].median == 80.0
+    assert rows["other", "round_trip"].ratio_to_raw_sockets == 2.0
+    assert rows["other", "bandwidth"].ratio_to_raw_sockets == 0.5
+    assert rows["raw-sockets", "bandwidth"].ratio_to_raw_sockets == 1.0
+    assert (rows["other", "bandwidth"].unit, rows["other", "bandwidth"].size_bytes) == ("GB/s", 64 << 20)
+
+
+def test_no_ratio_without_raw_sockets() -> None:
+    """Where raw sockets were not measured there is no ratio, in the rows and in the table."""
+    rows = rows_of({("other", ROUND_TRIP): [1.0, 2.0]})
+    assert rows[0].ratio_to_raw_sockets is None
+    console = Console(width=200, record=True, quiet=True)
+    console.print(table_of(rows))
+
+
+def test_backends_are_chosen_beside_raw_sockets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Raw sockets are always measured; pyzmq is left out with a word where it is not installed."""
+    assert chosen_backends(["ring-tcp"]) == ["raw-sockets", "ring-tcp"]
+    monkeypatch.setattr(bench_transport, "find_spec", lambda _: None)
+    assert chosen_backends(None) == [name for name in BACKENDS if name != "pyzmq"]
+    assert "pyzmq is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv", [["--rounds", "0"], ["--rounds", "many"], ["--backend", "pigeon"], ["--fast"]]
+)
+def test_bad_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An argument that means nothing ends with status 2 and is named."""
+    with pytest.raises(SystemExit) as exit_:
+        run(argv)
+    assert exit_.value.code == 2
+    assert argv[-1] in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_every_backend_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """One quick round of everything: the rows are complete and positive, and no far end stays behind."""
+    assert run(["--quick", "--rounds", "1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["backend"] for row in rows} == set(BACKENDS)
+    assert len(rows) == len(BACKENDS) * len(METRICS)
+    for row in rows:
+        assert set(row) == {"backend", "metric", "size_bytes", "median", "unit", "ratio_to_raw_sockets"}
+        assert row["median"] > 0
+        assert row["ratio_to_raw_sockets"] > 0
+
+
+def test_far_ends_end_with_their_input() -> None:
+    """A far end whose parent is gone does not stay behind."""
+
+    async def start_and_leave() -> int | None:
+        process = await asyncio.create_subprocess_exec(
+            *far_command("raw-sockets"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert int(await process.stdout.readline()) > 0
+        process.stdin.close()
+        return await process.wait()
+
+    assert asyncio.run(start_and_leave()) == 0
