@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import frozen
 
-from simulations import explore_command
+from simulations import explore_command, ring_schedules
 
 
 @frozen
@@ -26,6 +26,9 @@ COMMANDS: Final = {
         explore_command.__doc__,
         explore_command.add_arguments,
         explore_command.run,
+    ),
+    "schedules": Command(
+        ring_schedules.HELP, ring_schedules.__doc__, ring_schedules.add_arguments, ring_schedules.run
     ),
 }
 

@@ -150,7 +150,7 @@ MUTANTS: Final = (
     Mutant("commit written before the payload", Setting(_TWO, producer=CommitBeforePayload)),
     Mutant(
         "commit word not cleared",
-        Setting(((1,), (1, 1, 1, 1)), granules=4, crashes=1, moduli=_WRAPPING, consumer=CommitNotCleared),
+        Setting(((1,), (1, 1, 1)), granules=4, crashes=1, moduli=_WRAPPING, consumer=CommitNotCleared),
     ),
     Mutant(
         "the sequence missing from the commit word",

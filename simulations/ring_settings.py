@@ -47,12 +47,6 @@ FULL: Final = (
     Setting((_ONE, _ONE, _TWO), slots=3, crashes=1, deaths_noticed=True),
     Setting((_ONE, (1, 1, 1, 1, 1)), granules=4, crashes=1, moduli=(4, 8)),
     Setting(
-        ((1, 1), _ONE),
-        crashes=1,
-        suspicions=1,
-        damages=1,
-        hashes=True,
-        producer=ModelProducer,
-        consumer=ModelConsumer,
+        (_ONE, _ONE), suspicions=1, damages=1, hashes=True, producer=ModelProducer, consumer=ModelConsumer
     ),
 )

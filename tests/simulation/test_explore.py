@@ -1,0 +1,100 @@
+"""The explorer on settings that take seconds; ``python -m simulations explore`` runs the rest."""
+
+import pytest
+
+from simulations.__main__ import main
+from simulations.explore import Finding, StateLimitExceeded, explore
+from simulations.published_ring import ADDING_QUEUE, LOCKED_RING, Queue, find_failure
+from simulations.ring_model import RingModel, Setting
+from simulations.ring_mutants import MUTANTS, Mutant
+from simulations.ring_programs import BlindConsumer, ModelConsumer, ModelProducer
+from simulations.ring_words import trace_in_words
+from transports.operations import Program
+from transports.ring.layout import Slot
+
+SMALL = [
+    Setting(((1, 1),)),
+    Setting(((1,), (2,)), crashes=1),
+    Setting(((1,), (2,)), crashes=1, guarded=True, near_wrap=True),
+    Setting(((1, 1), (2,)), slots=3),
+    Setting(((1, 2), (3,)), crashes=1, torn_reads=True),
+    Setting(((1,), (1,), (1,))),
+    Setting(((1,), (1, 1, 1)), granules=4, moduli=(4, 8)),
+    Setting(((1,),), suspicions=2, cuts=1, deaths_noticed=True, crashes=1),
+    Setting(((1,),), damages=1, crashes=1, hashes=True, producer=ModelProducer, consumer=ModelConsumer),
+]
+
+
+def _ids(setting: Setting) -> str:
+    return " ".join(str(setting.messages).split())
+
+
+@pytest.mark.parametrize("setting", SMALL, ids=_ids)
+def test_every_promise_holds_in_every_state(setting: Setting) -> None:
+    """No interleaving breaks a promise, and every state can still finish."""
+    finding = explore(RingModel(setting))
+    assert finding.holds, trace_in_words(RingModel(setting), finding)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_mutant_is_found(mutant: Mutant) -> None:
+    """A ring with one thing taken away breaks a promise, and the trace says how."""
+    model = RingModel(mutant.setting)
+    finding = explore(model)
+    assert not finding.holds
+    words = trace_in_words(model, finding)
+    assert len(words) == len(finding.trace) + 1
+    assert "is broken" in words[-1]
+
+
+def test_mutants_are_the_ones_that_the_specification_names() -> None:
+    """Ten of them, each once."""
+    assert len({mutant.name for mutant in MUTANTS}) == 10
+
+
+def test_a_trace_is_a_path_from_the_start() -> None:
+    """Each step of a trace is a move of the model from where the last one ended."""
+    model = RingModel(MUTANTS[0].setting)
+    finding = explore(model)
+    assert finding.trace[0].before == model.initial()
+    for step, following in zip(finding.trace, finding.trace[1:], strict=False):
+        assert step.after == following.before
+        assert (step.label, step.after) in list(model.moves(step.before))
+    assert (finding.trace[-1].label, finding.violation) in list(model.moves(finding.trace[-1].before))
+
+
+def test_a_consumer_that_never_suspects_is_found_stuck() -> None:
+    """Promise 4 is really judged: without recovery a dead producer's slot holds the ring for ever."""
+
+    class NeverSuspects(BlindConsumer):
+        def _recover(self, slot: Slot | None, now: float) -> Program[bool]:
+            yield from ()
+            return False
+
+    finding: Finding = explore(RingModel(Setting(((1,), (1,)), crashes=1, consumer=NeverSuspects)))
+    assert finding.violation is None
+    assert finding.stuck
+
+
+def test_a_setting_that_is_too_large_is_refused() -> None:
+    """An exploration stops at its bound instead of filling the memory."""
+    with pytest.raises(StateLimitExceeded, match="more than 100 states"):
+        explore(RingModel(Setting(((1,), (1,)))), states_max=100)
+
+
+@pytest.mark.parametrize("queue", [LOCKED_RING, ADDING_QUEUE], ids=lambda queue: queue.name)
+@pytest.mark.parametrize("promise", [1, 2])
+def test_the_published_queues_fail(queue: Queue, promise: int) -> None:
+    """Each of them loses a message in one schedule, and delivers a mixture of two in another."""
+    failure = find_failure(queue, promise)
+    assert failure is not None
+    assert failure.promise == promise
+    assert failure.trace
+
+
+def test_the_command_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit status is 0 when all was found, and the table names it."""
+    assert main(["explore", "--published"]) == 0
+    printed = capsys.readouterr().out
+    assert "steals the lock from A" in printed
+    assert "Promise 2 is broken" in printed
