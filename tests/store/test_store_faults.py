@@ -14,6 +14,8 @@ import pytest
 import onepiece
 from onepiece.errors import ConfigError, ResultGone, StoreFull, UnknownRequest
 from onepiece.store import Durability, PutOutcome, RecordKind, ResultStore, StoreOptions
+from onepiece.store._changes import LAYOUT_KEY, U64
+from onepiece.store._database import LAYOUT_VERSION
 from onepiece.store._flusher import Flusher
 
 NOW = 1_000_000.0
