@@ -203,6 +203,9 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
     _table: RouteTable = field(init=False)
     _first_joined_at: float | None = field(default=None, init=False)
     _published_at: float = field(default=float("-inf"), init=False)
+    _revision: int = field(default=-1, init=False)
+    """Of placement, when the table was last made; -1: it must be made anew."""
+    _checked: int = field(default=-1, init=False)
     _sent_at: dict[str, float] = field(factory=dict, init=False)
     """When a node was last sent the table by itself."""
 
@@ -252,6 +255,10 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         assert self.state.workflows == self._placement.workflows
         assert self._table.epoch.manager == self.state.epoch
 
+    def _has_changed(self, event: ManagerEvent, effects: list[ManagerEffect]) -> bool:
+        before, self._checked = self._checked, self._placement.revision
+        return bool(effects) or before != self._checked
+
     # --- events
 
     def _react(self, event: ManagerEvent, now: float) -> list[ManagerEffect]:
@@ -271,6 +278,7 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         effects: list[ManagerEffect] = self._outbid(event) if isinstance(event, HeartbeatReceived) else []
         for effect in self._membership.handle(event, now):
             effects.append(effect)
+            self._revision = -1
             match effect:
                 case NodeJoined():
                     assert isinstance(event, HeartbeatReceived)
@@ -303,6 +311,7 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         epoch = seen + 1
         self._placement.manager_epoch = epoch
         self._table = evolve(self._table, epoch=RouteEpoch(epoch, 0))
+        self._revision = -1
         return self._store(evolve(self.state, epoch=epoch))
 
     def _on_accepted_heartbeat(self, event: HeartbeatReceived, now: float) -> list[ManagerEffect]:
@@ -363,6 +372,9 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         holds_until = self._holds_until()
         if holds_until is not None and now < holds_until:
             return []
+        if self._revision == self._placement.revision:
+            return self._resend(event, now) if isinstance(event, HeartbeatReceived) else []
+        self._revision = self._placement.revision
         table = next_table(self._table, self._wanted_table())
         if table is self._table and table.epoch.counter == 0:
             table = evolve(table, epoch=table.epoch.next())

@@ -233,8 +233,8 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
 
     config: MembershipConfig = field(factory=MembershipConfig)
     _members: dict[str, Member] = field(factory=dict, init=False)
-    _promised: float | None = field(default=None, init=False)
-    """When the driver was asked to call again."""
+    _next_look_at: float | None = field(default=None, init=False)
+    """No node becomes suspect or dead before; the driver is asked to call then."""
 
     @property
     def members(self) -> Mapping[str, Member]:
@@ -251,13 +251,8 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
         )
 
     def next_deadline(self, now: float) -> float | None:
-        """When the next node becomes suspect or dead if nothing is heard."""
-        deadlines = [
-            member.heard_at + self._patience(member.state)
-            for member in self._members.values()
-            if member.state is not NodeState.DEAD
-        ]
-        return min(deadlines, default=None)
+        """When to look next: no node becomes suspect or dead before, and perhaps none then."""
+        return self._next_look_at
 
     def check_invariants(self) -> None:
         """One record per id, within the bound, whose silence fits its state."""
@@ -281,17 +276,33 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
                 effects += self._on_left(event)
             case Tick():
                 pass
-        effects += self._expire(now)
-        self._promised = self.next_deadline(now)
+        if self._next_look_at is not None and now >= self._next_look_at:
+            effects += self._expire(now)
+            self._next_look_at = self._earliest_end()
         return effects
 
+    def _has_changed(self, event: MembershipEvent, effects: list[MembershipEffect]) -> bool:
+        return bool(effects) or not isinstance(event, HeartbeatReceived)
+
+    def _earliest_end(self) -> float | None:
+        ends = [
+            member.heard_at + self._patience(member.state)
+            for member in self._members.values()
+            if member.state is not NodeState.DEAD
+        ]
+        return min(ends, default=None)
+
+    def _look_by(self, moment: float) -> None:
+        self._next_look_at = moment if self._next_look_at is None else min(self._next_look_at, moment)
+
     def _forgive_own_stall(self, now: float) -> list[MembershipEffect]:
-        missed = 0.0 if self._promised is None else now - self._promised
+        missed = 0.0 if self._next_look_at is None else now - self._next_look_at
         if missed <= self.config.stall_seconds:
             return []
         for node_id, member in self._members.items():
             if member.state is not NodeState.DEAD:
                 self._members[node_id] = evolve(member, heard_at=now)
+        self._next_look_at = self._earliest_end()
         return [ManagerStalled(missed)]
 
     def _on_heartbeat(self, event: HeartbeatReceived, now: float) -> list[MembershipEffect]:
@@ -320,6 +331,7 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
             return [Expel(node.node_id, node.incarnation, reason, may_rejoin=True)]
         state = NodeState.DRAINING if event.draining else NodeState.ALIVE
         self._members[node.node_id] = Member(node, state, now, now, event.actors, event.routes)
+        self._look_by(now + self._patience(state))
         effects: list[MembershipEffect] = [NodeJoined(node)]
         if event.draining:
             effects.append(NodeDrained(node.node_id, node.incarnation))
@@ -353,6 +365,7 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
         self._members[node_id] = evolve(
             member, state=state, heard_at=now, actors=event.actors, routes=event.routes
         )
+        self._look_by(now + self._patience(state))
         effects: list[MembershipEffect] = []
         if member.state is NodeState.SUSPECT:
             effects.append(NodeRecovered(node_id, incarnation))

@@ -60,8 +60,8 @@ from onepiece.core.placement_events import (
     WorkerJoined,
     WorkflowsChanged,
 )
-from onepiece.core.retries import Trouble
-from onepiece.core.workers import Worker, assert_memory_fits, rooms_of
+from onepiece.core.retries import Trouble, failures_by_node
+from onepiece.core.workers import Gathering, Worker, assert_memory_fits, rooms_of
 
 _ACTOR_ID_MAX: Final = 1 << 53
 """Beyond it a node's word is not believed."""
@@ -94,10 +94,13 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
     _actors: dict[int, Actor] = field(factory=dict, init=False)
     _troubles: dict[str, Trouble] = field(factory=dict, init=False)
     _unplaced: dict[str, str] = field(factory=dict, init=False)
-    _first_joined_at: float | None = field(default=None, init=False)
-    _last_joined_at: float = field(default=0.0, init=False)
+    _gathering: Gathering = field(factory=Gathering, init=False)
     _is_open: bool = field(default=False, init=False)
     _is_dirty: bool = field(default=False, init=False)
+    """What should be is to be compared with what is."""
+    _checked: int = field(default=-1, init=False)
+    revision: int = field(default=0, init=False)
+    """Grows with each change of actors, workers or problems."""
 
     def __attrs_post_init__(self) -> None:
         self._next_actor_id = self._reserved_below = self.first_actor_id
@@ -172,24 +175,27 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
                 self._demand = dict(event.instances)
                 self._is_dirty = True
             case TimePassed():
-                pass
-        effects += self._on_time(now)
+                effects += self._end_long_loads(now)
+        self._on_time(now)
         if self._is_dirty:
             self._is_dirty = False
+            self.revision += 1
             effects += self._replan(now)
         return effects
+
+    def _has_changed(self, event: PlacementEvent, effects: list[PlacementEffect]) -> bool:
+        before, self._checked = self._checked, self.revision
+        return before != self.revision
 
     def _on_joined(self, event: WorkerJoined, now: float) -> list[PlacementEffect]:
         assert event.node.node_id not in self._workers, "its older incarnation died before"
         self._workers[event.node.node_id] = Worker(event.node, draining=event.draining)
-        if self._first_joined_at is None:
-            self._first_joined_at = now
-        self._last_joined_at = now
+        self._gathering = self._gathering.joined(now)
         self._troubles = {stage: trouble.forgiven() for stage, trouble in self._troubles.items()}
         self._is_dirty = True
         return self._on_reported(event.node.node_id, event.actors, now)
 
-    def _on_time(self, now: float) -> list[PlacementEffect]:
+    def _on_time(self, now: float) -> None:
         opens_at = self._opens_at()
         if opens_at is not None and now >= opens_at:
             self._is_open = self._is_dirty = True
@@ -197,6 +203,8 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
             if trouble.is_due(now):
                 self._troubles[stage] = trouble.with_pause_over()
                 self._is_dirty = True
+
+    def _end_long_loads(self, now: float) -> list[PlacementEffect]:
         effects: list[PlacementEffect] = []
         limit = self.config.load_seconds_max
         for actor in list(self._actors.values()):
@@ -205,15 +213,10 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         return effects
 
     def _opens_at(self) -> float | None:
-        if self._is_open or self._first_joined_at is None:
+        if self._is_open:
             return None
-        limit = self._first_joined_at + self.config.settle_limit_seconds
-        if len(self._workers) < self.config.workers_expected:
-            return limit
-        settled = self._last_joined_at + self.config.settle_seconds
-        if self.first_actor_id > 1:
-            settled = max(settled, self._first_joined_at + self.config.adoption_seconds)
-        return min(limit, settled)
+        are_known = self.first_actor_id > 1
+        return self._gathering.ends_at(self.config, len(self._workers), are_known=are_known)
 
     # --- reports
 
@@ -233,7 +236,8 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         return effects
 
     def _on_present(self, actor: Actor, report: ActorReport, now: float) -> list[PlacementEffect]:
-        actor = self._actors[actor.actor_id] = evolve(actor, was_reported=True, address=report.address)
+        if not actor.was_reported or actor.address != report.address:
+            actor = self._put(evolve(actor, was_reported=True, address=report.address))
         if actor.life is ActorLife.STOPPING:
             obeys = report.state is ActorState.DRAINING or not self._is_due(actor, now)
             return [] if obeys else [self._order_stop(actor, now)]
@@ -279,7 +283,7 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
             return [SendUnassign(node.node_id, node.incarnation, order)]
         memory_bytes = self._needs[report.stage].memory_bytes
         workflow = next(each for each in self.workflows if each.digest == report.digest)
-        self._actors[report.actor_id] = Actor.adopted(report, workflow.name, node, memory_bytes, now)
+        self._put(Actor.adopted(report, workflow.name, node, memory_bytes, now))
         self._is_dirty = True
         return []
 
@@ -370,7 +374,7 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
             self._needs,
             missing,
             rooms_of(self._workers.values(), self._actors.values(), only_taking=True),
-            failures=self._failures(),
+            failures=failures_by_node(self._troubles),
             on_cpu=self._falls_back(),
         )
         self._unplaced = {unplaced.stage: unplaced.message for unplaced in packing.unplaced}
@@ -417,11 +421,16 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
 
     # --- single steps
 
-    def _move(self, actor: Actor, trigger: ActorTrigger, now: float) -> Actor:
-        moved = self._actors[actor.actor_id] = actor.moved(trigger, now)
-        if moved.life is not actor.life:
+    def _move(self, actor: Actor, trigger: ActorTrigger, now: float) -> None:
+        moved = actor.moved(trigger, now)
+        if moved is not actor:
+            self._put(moved)
             self._is_dirty = True
-        return moved
+
+    def _put(self, actor: Actor) -> Actor:
+        self._actors[actor.actor_id] = actor
+        self.revision += 1
+        return actor
 
     def _forget(self, actor: Actor) -> None:
         del self._actors[actor.actor_id]
@@ -448,16 +457,14 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         return [self._order_stop(stopping, now)]
 
     def _order_stop(self, actor: Actor, now: float) -> SendUnassign:
-        self._actors[actor.actor_id] = evolve(actor, ordered_at=now)
+        self._put(evolve(actor, ordered_at=now))
         order = Unassign(actor.actor_id, actor.stop_reason, self.manager_epoch)
         return SendUnassign(actor.node_id, actor.incarnation, order)
 
     def _order_start(self, actor: Actor, now: float) -> SendAssign:
         users = users_of(actor.stage, self.workflows)
         workflow = next((each for each in users if each.name == actor.workflow), users[0])
-        self._actors[actor.actor_id] = evolve(
-            actor, ordered_at=now, workflow=workflow.name, digest=workflow.digest
-        )
+        self._put(evolve(actor, ordered_at=now, workflow=workflow.name, digest=workflow.digest))
         order = Assign(
             actor_id=actor.actor_id,
             stage=actor.stage,
@@ -487,10 +494,3 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
     def _falls_back(self) -> bool:
         """GPU stages run on processors, as no worker has any GPU."""
         return self.config.allow_cpu_fallback and not any(w.has_gpu for w in self._workers.values())
-
-    def _failures(self) -> dict[tuple[str, str], int]:
-        return {
-            (stage, node_id): trouble.nodes.count(node_id)
-            for stage, trouble in self._troubles.items()
-            for node_id in trouble.nodes
-        }

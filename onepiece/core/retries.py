@@ -6,6 +6,7 @@ change): repeating what failed three times alike costs a load each time and hide
 reason.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from attrs import evolve, frozen
@@ -72,3 +73,12 @@ class RetryPolicy:
         often = "" if times == 1 else f" {times} times in a row"
         after = "given up" if self.is_given_up(trouble) else "it will be tried again"
         return f"failed{often}, {after}: {trouble.reason}"
+
+
+def failures_by_node(troubles: Mapping[str, Trouble]) -> dict[tuple[str, str], int]:
+    """How often each stage failed lately on each node, by (stage, node id)."""
+    return {
+        (stage, node_id): trouble.nodes.count(node_id)
+        for stage, trouble in troubles.items()
+        for node_id in trouble.nodes
+    }

@@ -1,4 +1,4 @@
-"""Workers as placement sees them, and the room on their devices."""
+"""Workers as placement sees them: who they are, when they have gathered, what room they have."""
 
 from collections.abc import Iterable
 
@@ -7,6 +7,7 @@ from attrs import frozen
 from onepiece.core.actors import Actor
 from onepiece.core.inventory import DeviceKind, NodeInfo
 from onepiece.core.packing import Room
+from onepiece.core.placement_events import PlacementConfig
 
 
 @frozen
@@ -30,6 +31,33 @@ class Worker:
     def kind_of(self, device: str) -> DeviceKind:
         """What the device of this name is."""
         return next(known.kind for known in self.node.devices if known.name == device)
+
+
+@frozen
+class Gathering:
+    """When workers joined; placement waits until they have gathered."""
+
+    first_at: float | None = None
+    last_at: float = 0.0
+
+    def joined(self, now: float) -> "Gathering":
+        """One more has joined."""
+        return Gathering(now if self.first_at is None else self.first_at, now)
+
+    def ends_at(self, config: PlacementConfig, count: int, *, are_known: bool) -> float | None:
+        """When placement may begin with ``count`` workers if no other joins; None: nobody has joined.
+
+        ``are_known``: an earlier manager knew them; they need time to report what they run.
+        """
+        if self.first_at is None:
+            return None
+        limit = self.first_at + config.settle_limit_seconds
+        if count < config.workers_expected:
+            return limit
+        settled = self.last_at + config.settle_seconds
+        if are_known:
+            settled = max(settled, self.first_at + config.adoption_seconds)
+        return min(limit, settled)
 
 
 def rooms_of(workers: Iterable[Worker], actors: Iterable[Actor], *, only_taking: bool = False) -> list[Room]:

@@ -185,13 +185,6 @@ class Cluster:
             if self.now >= end:
                 return effects
 
-    def settle(self, rounds: int = 20) -> None:
-        """All nodes load and report, half a second apart, until nothing changes."""
-        for _ in range(rounds):
-            self.now += 0.5
-            if not any(isinstance(e, SendAssign | SendUnassign | PublishRoutes) for e in self.load()):
-                return
-
     def _carry_out(self, effect: ManagerEffect) -> None:
         match effect:
             case StoreState(state):
