@@ -59,13 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: NodeOptions) -> int:
     stop = StopSignal()
 
-    async def run() -> None:
+    async def run() -> bool:
         with watch_signals(stop):
-            await run_node(options, stop)
+            return await run_node(options, stop)
 
     status = 0
     try:
-        asyncio.run(run())
+        if not asyncio.run(run()):
+            status = 1
     except* ListenFailed as errors:
         print(f"onepiece.node: {_first(errors)}", file=sys.stderr)  # noqa: T201
         status = 3

@@ -313,8 +313,8 @@ def _write_ready_file(path: Path, node: Node) -> None:
     partial.replace(path)
 
 
-async def run_node(options: NodeOptions, stop: StopSignal) -> None:
-    """Run a node until it is told to stop and has drained."""
+async def run_node(options: NodeOptions, stop: StopSignal) -> bool:
+    """Run a node until it is told to stop; says whether it had finished all it held."""
     async with open_node(options, stop) as node:
         await stop.drain.wait()
         get_logger().info("node_draining", node=node.info.node_id, bound_seconds=options.drain_seconds)
@@ -324,6 +324,7 @@ async def run_node(options: NodeOptions, stop: StopSignal) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL_SECONDS):
                 await node.env.outbox.flushed()
+    return drained
 
 
 async def _until_drained(node: Node, stop: StopSignal) -> bool:

@@ -175,8 +175,8 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Every option can also stand in the environment (ONEPIECE_ and its name in capitals, "
         "ONEPIECE_STATE_DIR) and in the TOML file named by --config or ONEPIECE_CONFIG (its name, "
         "state_dir). A flag wins over the environment, the environment over the file. Exit status: 0 "
-        "drained and stopped, 1 failed, 2 unusable options, 3 the address could not be listened on, "
-        "130 stopped at once by a second signal.",
+        "drained and stopped, 1 failed, or stopped with work in hand, 2 unusable options, 3 an address could "
+        "not be listened on, 130 stopped at once by a second signal.",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with options")
     for row in _ROWS:

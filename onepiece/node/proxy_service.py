@@ -90,7 +90,7 @@ class ProxyService:
         self._tasks = tasks
         self._budget = budget
         self._timeout_seconds = timeout_seconds
-        self._deliver = ResultDeliver(env, tasks)
+        self._deliver = ResultDeliver(env)
         self._rng = random.SystemRandom()
         self._table = RequestTable(RECORDS_MAX, EVENTS_PER_REQUEST_MAX, RECORD_KEEP_SECONDS)
         self._followers: dict[str, set[_Follower]] = {}

@@ -9,13 +9,15 @@ one ring message, so that whoever reports something never waits; the queue is bo
 replaces older, and a peer that is gone loses its queue.
 
 A message counts as handed over when its ring's consumer has taken it. If the peer is lost before,
-``on_lost`` is called for each message it had not taken, and the caller may send it elsewhere.
+``on_lost`` is run for each message it had not taken, to send it elsewhere; the outbox runs it, since
+whoever sent the message may be gone by then.
 """
 
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 from onepiece.codec import encode_control
 from onepiece.errors import NodeUnreachable, PayloadTooLarge
@@ -33,7 +35,7 @@ from transports import (
     open_sender,
 )
 
-Lost = Callable[[], None]
+Lost = Callable[[], Coroutine[Any, Any, None]]
 
 
 def control_frame(bodies: Iterable[bytes]) -> list[bytes]:
@@ -125,7 +127,6 @@ class _Link:
                 self.ready.cancel()
             if self._alarm is not None:
                 self._alarm.cancel()
-            self._report_lost()
 
     async def _pump(self, sender: Sender) -> None:
         while True:
@@ -151,13 +152,13 @@ class _Link:
                 "control_messages_lost", address=self.address, count=len(self._queue), error=str(error)
             )
 
-    def _report_lost(self) -> None:
+    def take_lost(self) -> list[Lost]:
+        """What to run for the messages that were not taken, once the link has ended."""
         if self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None:
             self._forget_delivered(self.ready.result())
-        callbacks = list(self._on_lost.values())
+        lost = list(self._on_lost.values())
         self._on_lost.clear()
-        for on_lost in callbacks:
-            on_lost()
+        return lost
 
 
 class Outbox:
@@ -169,6 +170,7 @@ class Outbox:
         self._tasks = tasks
         self._links: dict[str, _Link] = {}
         self._local: dict[str, Callable[[object], None]] = {}
+        self._is_closing = False
 
     async def send(
         self, address: str, parts: Sequence[Bytes], *, kind: int, on_lost: Lost | None = None
@@ -176,7 +178,7 @@ class Outbox:
         """Put a message into the ring at ``address``; waits while it is full.
 
         The buffers must stay unchanged until the ring's consumer has taken the message. ``on_lost``
-        is called at most once, if the peer is lost before that. Raises ``NodeUnreachable`` if nobody
+        is run at most once, if the peer is lost before that. Raises ``NodeUnreachable`` if nobody
         is there, ``PayloadTooLarge`` if it can never fit. If the caller is cancelled the message may
         or may not have been sent.
         """
@@ -221,7 +223,8 @@ class Outbox:
             link.close()
 
     def drop_all(self) -> None:
-        """Close every link."""
+        """Close every link; messages that were not taken are lost."""
+        self._is_closing = True
         for address in list(self._links):
             self.drop(address)
 
@@ -238,6 +241,9 @@ class Outbox:
         finally:
             if self._links.get(link.address) is link:
                 del self._links[link.address]
+            for on_lost in link.take_lost():
+                if not self._is_closing:
+                    self._tasks.create_task(on_lost())
 
 
 @contextlib.asynccontextmanager

@@ -124,7 +124,6 @@ class ResultDeliver:
     """Sends messages on behalf of one actor, or of a proxy."""
 
     env: Environment
-    tasks: asyncio.TaskGroup
     _under_way: Counter[int] = field(factory=Counter)
     _turn: int = 0
 
@@ -173,8 +172,8 @@ class ResultDeliver:
                 continue
 
     async def _send_to(self, place: "_Place", target: Target, packed: Packed) -> None:
-        def on_lost() -> None:
-            self.tasks.create_task(self._send_again(target, packed))
+        async def on_lost() -> None:
+            await self._send_again(target, packed)
 
         self._under_way[place.actor_id] += 1
         try:

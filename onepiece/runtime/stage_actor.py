@@ -79,6 +79,8 @@ class StageActor:
     error: str | None = None
     _scheduler: RequestScheduler = field(init=False)
     _running: dict[tuple[str, str], _Running] = field(factory=dict)
+    _in_hand: int = 0
+    """Messages that are just being taken in or sent out."""
     _stopped: "OrderedDict[str, OnePieceError]" = field(factory=OrderedDict)
     _work: Signal = field(factory=Signal)
     _drain: asyncio.Event = field(factory=asyncio.Event)
@@ -109,8 +111,9 @@ class StageActor:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits, runs, or is being joined."""
-        return not self._running and not self._scheduler.queued and not self._scheduler.joining
+        """Nothing waits, is being joined, runs, or is on its way in or out."""
+        waiting = self._scheduler.queued + self._scheduler.joining
+        return not waiting and not self._running and not self._in_hand
 
     def drain(self) -> None:
         """Finish what is here and end; new work is still taken in until routes have changed."""
@@ -133,7 +136,7 @@ class StageActor:
                     await self._unload()
 
     async def _serve(self, inbox: Receiver, tasks: asyncio.TaskGroup) -> None:
-        deliver = ResultDeliver(self.env, tasks)
+        deliver = ResultDeliver(self.env)
         workers = [
             tasks.create_task(self._intake(inbox)),
             *(tasks.create_task(self._work_on(deliver, tasks)) for _ in range(self.spec.concurrency)),
@@ -214,12 +217,15 @@ class StageActor:
     async def _intake(self, inbox: Receiver) -> None:
         while True:
             delivery = await inbox.receive()
+            self._in_hand += 1
             try:
                 job = await self._take(inbox, delivery)
             except OnePieceError as error:
                 inbox.release(delivery)
                 get_logger().warning("message_refused", stage=self.stage.key, error=str(error))
                 continue
+            finally:
+                self._in_hand -= 1
             self._work.notify()
             if job is not None:
                 self._tell(job.header, EventKind.QUEUED, {})
@@ -317,11 +323,14 @@ class StageActor:
             self._break(header, outcome.error)
             return outcome.is_dirty
         shipment = outcome.shipment
+        self._in_hand += 1
         try:
             heading = await deliver.deliver(shipment.targets, shipment.packed)
         except OnePieceError as error:
             self._break(header, error)
             return False
+        finally:
+            self._in_hand -= 1
         sent_bytes = sum(packed.length for packed in shipment.packed.values())
         detail = {**shipment.summary.detail, "sent_bytes": sent_bytes}
         self._tell(header, EventKind.STAGE_FINISHED, detail, heading)
