@@ -85,6 +85,7 @@ class NodeProcess:
     process: "subprocess.Popen[bytes]"
     log_path: Path
     ready_path: Path
+    was_signalled: bool = False
     was_killed: bool = False
     _ready: Mapping[str, Any] = field(factory=dict)
     _shared_files: set[str] = field(factory=set)
@@ -134,18 +135,18 @@ class NodeProcess:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this process."""
+        self.was_signalled = True
         self.process.send_signal(number)
 
     def kill(self) -> None:
         """End it as the kernel does when memory is out: no word to anybody."""
         self.note_shared_files()
-        self.was_killed = True
-        self.process.kill()
-        self.process.wait()
+        self.signal(signal.SIGKILL)
+        self.wait_killed()
 
     def wait_killed(self) -> None:
         """Wait until it is dead, by a kill of its own."""
-        self.was_killed = True
+        self.was_signalled = self.was_killed = True
         assert self.wait() == -signal.SIGKILL
 
     def wait(self, seconds: float = END_SECONDS) -> int:
@@ -256,8 +257,8 @@ class NodeSet:
 
     def _all_run(self) -> bool:
         for node in self.nodes:
-            told = node.was_killed or node.is_running
-            assert told, f"{node.name} ended with {node.process.returncode}:\n{node.log()}"
+            by_itself = not node.is_running and not node.was_signalled
+            assert not by_itself, f"{node.name} ended with {node.process.returncode}:\n{node.log()}"
         return True
 
     def logs(self, lines: int = 40) -> str:

@@ -90,7 +90,7 @@ def test_stage_that_kills_its_process(trio: NodeSet) -> None:
 
 
 def test_stopped_worker_joins_anew(trio: NodeSet) -> None:
-    """A node that stood still beyond its lease is expelled when it goes on, and joins as a new incarnation."""
+    """A node that stood still beyond its lease is expelled when it goes on, and joins anew."""
     api = trio.api()
     victim = worker_of(trio, "second")
     before = api.nodes()[victim.node_id]["incarnation"]
@@ -149,7 +149,7 @@ def start_seed_again(a_set: NodeSet) -> None:
 
 
 def test_killed_seed_comes_back(trio: NodeSet) -> None:
-    """Manager, store and proxy are killed and start again: workers rejoin, acknowledged results are served."""
+    """Manager, store and proxy die and start again: workers rejoin, acknowledged results are served."""
     api = trio.api()
     kept = api.submit("noop", {"payload": as_json(b"ahoy")})
     assert api.result(kept) == b"ahoy"
