@@ -314,7 +314,8 @@ class StageActor:
         assert task is not None
         running = self._running[job.uid, job.node] = _Running(context, task)
         try:
-            outcome = await TaskWorker(self.stage, self.threads).execute(job, context, package)
+            worker = TaskWorker(self.stage, self.threads)
+            outcome = await worker.execute(job, context, package, lambda error: self._break(header, error))
         finally:
             if self._running.get((job.uid, job.node)) is running:
                 del self._running[job.uid, job.node]

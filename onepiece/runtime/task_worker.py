@@ -156,14 +156,24 @@ class TaskWorker:
         """The stage's schema."""
         return self.stage.spec
 
-    async def execute(self, job: Job, context: RunningStage, package: Package[Shipment]) -> Outcome[Shipment]:
+    async def execute(
+        self,
+        job: Job,
+        context: RunningStage,
+        package: Package[Shipment],
+        on_late: Callable[[OnePieceError], None],
+    ) -> Outcome[Shipment]:
         """Run one job; never raises but ``CancelledError``.
+
+        ``on_late`` is called when its time is over: a call that blocks its thread may return much later,
+        or never, and until then this does not return either.
 
         A job that was told to stop (``context.stop``) ends by cancelling the task that runs this; the
         cancellation is taken back then and becomes the outcome.
         """
         bound = self._seconds_left(context)
-        over = None if bound is None else asyncio.get_running_loop().call_later(bound, self._is_over, context)
+        loop = asyncio.get_running_loop()
+        over = None if bound is None else loop.call_later(bound, self._is_over, context, on_late)
         try:
             async with asyncio.timeout(bound):
                 if self.spec.isolation is Isolation.LOOP:
@@ -207,9 +217,11 @@ class TaskWorker:
 
         return await self.threads.run_stage(body)
 
-    def _is_over(self, context: RunningStage) -> None:
-        """A blocking call that is out of time learns so from its next ``report``."""
-        context.stop(self._late(context))
+    def _is_over(self, context: RunningStage, on_late: Callable[[OnePieceError], None]) -> None:
+        """Tell everybody; a blocking call that is out of time learns so from its next ``report``."""
+        error = self._late(context)
+        context.stop(error)
+        on_late(error)
 
     def _seconds_left(self, context: RunningStage) -> float | None:
         bounds = [] if self.spec.timeout_seconds is None else [self.spec.timeout_seconds]
