@@ -74,6 +74,8 @@ class StageInput:
     attempt: int = 1
     joins: Mapping[str, int] = field(factory=dict)
     trail: tuple[StageSummary, ...] = ()
+    retained_by: str | None = None
+    """Control address of the node that retains this message until it hears ``Consumed``."""
 
 
 @register
@@ -87,6 +89,9 @@ class ResultInput:
     content_type: str
     sent_at: float
     trail: tuple[StageSummary, ...] = ()
+    source: str = ""
+    """The graph node whose output this is."""
+    retained_by: str | None = None
 
 
 @register
@@ -128,6 +133,95 @@ class ResultStored:
     result_bytes: int
     content_type: str
     trail: tuple[StageSummary, ...] = ()
+
+
+@register
+@frozen
+class Consumed:
+    """What ``target`` took from ``source`` need not be retained: its own output has been handed on."""
+
+    uid: str
+    source: str
+    target: str
+
+
+@register
+@frozen
+class ResendOutput:
+    """The owner asks the node that retains an output to send it again."""
+
+    uid: str
+    source: str
+    target: str
+    owner: str
+
+
+@register
+@frozen
+class OutputHeaded:
+    """Outputs were sent (again): where they are on their way to."""
+
+    uid: str
+    heading: Mapping[str, str]
+
+
+@register
+@frozen
+class OutputNotHeld:
+    """The node that was asked for an output does not have it."""
+
+    uid: str
+    source: str
+    target: str
+    node_id: str
+
+
+@register
+@frozen
+class StageWasLost:
+    """What an actor had of a stage is gone, though its node lives."""
+
+    uid: str
+    stage: str
+    node_id: str
+
+
+@register
+@frozen
+class ReleaseRequests:
+    """These requests have ended: nothing of them need be retained."""
+
+    uids: tuple[str, ...]
+
+
+@register
+@frozen
+class AdoptRequests:
+    """The owner of these requests died; ``owner`` goes on with them. Answered by ``RequestsHeld``."""
+
+    call: int
+    owner: str
+    uids: tuple[str, ...]
+
+
+@register
+@frozen
+class HeldRequest:
+    """What one node has of a request."""
+
+    uid: str
+    active: Mapping[str, str]
+    retained: tuple[str, ...]
+
+
+@register
+@frozen
+class RequestsHeld:
+    """A node's answer to ``AdoptRequests``."""
+
+    call: int
+    node_id: str
+    held: tuple[HeldRequest, ...]
 
 
 @register

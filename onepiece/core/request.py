@@ -5,16 +5,19 @@ CANCELLED, and the first event that ends it wins: whatever arrives later for it 
 it has ended no stage of it is left running without having been told to stop. It never waits for ever:
 it ends at its deadline at the latest, and every request has one.
 
-**What it knows.** For each graph node of each request the state (pending, queued, running, finished)
-and the cluster node it is at or on its way to. So when a node dies, exactly the requests that had
-unfinished work there end in ``NodeLost``.
+**What it knows.** For each graph node of each request its state and the cluster node it is at, is on its
+way to, or retains its output (``request_record``). So when a node dies the requests that lost something
+there, and only those, are sent on from what is retained elsewhere. One that cannot be, or that has
+killed too many nodes, ends in an error that says so.
 
-**What it does not survive.** The death of the proxy itself: the records are in memory.
+**What it does not survive.** The death of the proxy itself: the records are in memory. Another proxy that
+holds a copy of what was accepted *adopts* the request and learns from the nodes where it is.
 
 ::
 
     Accepted -> ACCEPTED --first report--> RUNNING --ResultArrived--> FINISHED
-                   |                          |----- RequestBroke, NodesDied, deadline --> FAILED
+    Adopted  ----------------------------> RUNNING
+                   |                          |----- RequestBroke, deadline, given up --> FAILED
                    +--------------------------+----- CancelAsked --> CANCELLED
 
 Time is ``now``: seconds since the epoch, given with each event.
@@ -28,22 +31,18 @@ from typing import Any, Final, TypeAlias
 
 from attrs import define, evolve, field, frozen
 
-from onepiece.errors import DeadlineExceeded, NodeLost, RequestCancelled, UnknownRequest
+from onepiece.core.request_record import (
+    GivenUp,
+    Holding,
+    Plan,
+    Sending,
+    StageProgress,
+)
+from onepiece.errors import DeadlineExceeded, NodeLost, RequestCancelled, StageFailed, UnknownRequest
 from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus
 
-PENDING: Final = "pending"
-QUEUED: Final = "queued"
-RUNNING: Final = "running"
-FINISHED: Final = "finished"
-
-_ORDER: Final = {PENDING: 0, QUEUED: 1, RUNNING: 2, FINISHED: 3}
-_STAGE_STATES: Final = {
-    EventKind.QUEUED: QUEUED,
-    EventKind.STAGE_STARTED: RUNNING,
-    EventKind.STAGE_FINISHED: FINISHED,
-}
 _LOSSY: Final = {EventKind.PROGRESS, EventKind.PREVIEW}
-_REPORTABLE: Final = _STAGE_STATES.keys() | _LOSSY
+_REPORTABLE: Final = frozenset({EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED, *_LOSSY})
 _FINAL_KINDS: Final = {
     RequestState.FINISHED: EventKind.FINISHED,
     RequestState.FAILED: EventKind.FAILED,
@@ -53,18 +52,27 @@ _FINAL_KINDS: Final = {
 
 @frozen
 class Accepted:
-    """A request was admitted; ``heading`` says to which node each entry stage's inputs go."""
+    """A request was admitted and is stored; its inputs are with the owner."""
 
     uid: str
     workflow: str
-    stages: tuple[str, ...]
+    plan: Plan
     deadline_at: float
     key: str | None = None
 
 
 @frozen
-class InputsSent:
-    """The workflow's inputs are on their way to these nodes."""
+class Adopted:
+    """The owner of a request died; this table goes on with it, from what the living nodes hold."""
+
+    accepted: Accepted
+    accepted_at: float
+    holdings: tuple[Holding, ...]
+
+
+@frozen
+class Headed:
+    """Inputs of these graph nodes are on their way to these nodes."""
 
     uid: str
     heading: Mapping[str, str]
@@ -117,12 +125,43 @@ class NodesDied:
 
 
 @frozen
+class StageLost:
+    """The node lives, but what it had of this stage is lost (an actor crashed)."""
+
+    uid: str
+    stage: str
+    node_id: str
+
+
+@frozen
+class OutputMissing:
+    """The node that was asked to send an output again does not have it."""
+
+    uid: str
+    source: str
+    target: str
+
+
+@frozen
 class Tick:
     """Time has passed."""
 
 
 Event: TypeAlias = (
-    Accepted | InputsSent | StageReported | ResultArrived | RequestBroke | CancelAsked | NodesDied | Tick
+    Accepted
+    | Adopted
+    | Headed
+    | StageReported
+    | StageLost
+    | OutputMissing
+    | ResultArrived
+    | RequestBroke
+    | CancelAsked
+    | NodesDied
+    | Tick
+)
+_OfOne: TypeAlias = (
+    Headed | StageReported | StageLost | OutputMissing | ResultArrived | RequestBroke | CancelAsked
 )
 
 
@@ -142,6 +181,14 @@ class StopStages:
 
 
 @frozen
+class ReleaseRetained:
+    """Tell these nodes that they need not retain anything of the request any more."""
+
+    uid: str
+    node_ids: frozenset[str]
+
+
+@frozen
 class Settled:
     """The request has ended; its place in the budget is free."""
 
@@ -150,13 +197,13 @@ class Settled:
     state: RequestState
 
 
-Effect: TypeAlias = Publish | StopStages | Settled
+Effect: TypeAlias = Publish | StopStages | ReleaseRetained | Settled | Sending
 
 
 @define
 class _Record:
     status: RequestStatus
-    locations: dict[str, str] = field(factory=dict)
+    progress: StageProgress
     events: list[RequestEvent] = field(factory=list)
     next_sequence: int = 0
 
@@ -166,15 +213,21 @@ class RequestTable:
     """The records of one proxy, bounded: ended ones are forgotten, oldest first.
 
     Args:
+        node_id: The proxy's own node.
         records_max: How many ended requests are kept; live ones are never dropped, the budget of the
             proxy bounds those.
         events_max: How many events are kept for one request; beyond it old progress is dropped.
         keep_seconds: How long an ended request's record is kept.
+        lives_max: How many nodes one stage of one request may cost.
+        resends_max: How often inputs are sent to one stage again.
     """
 
+    node_id: str
     records_max: int
     events_max: int
     keep_seconds: float
+    lives_max: int = 2
+    resends_max: int = 8
     _live: dict[str, _Record] = field(factory=dict)
     _ended: "OrderedDict[str, _Record]" = field(factory=OrderedDict)
     _keys: dict[str, str] = field(factory=dict)
@@ -184,6 +237,8 @@ class RequestTable:
         match event:
             case Accepted():
                 return self._accept(event, now)
+            case Adopted():
+                return self._adopt(event, now)
             case NodesDied():
                 return self._lose(event.node_ids, now)
             case Tick():
@@ -193,18 +248,19 @@ class RequestTable:
                 record = self._live.get(event.uid)
                 return [] if record is None else self._advance(record, event, now)
 
-    def _advance(
-        self,
-        record: _Record,
-        event: InputsSent | StageReported | ResultArrived | RequestBroke | CancelAsked,
-        now: float,
-    ) -> list[Effect]:
+    def _advance(self, record: _Record, event: _OfOne, now: float) -> list[Effect]:
         match event:
-            case InputsSent():
-                self._head(record, event.heading)
+            case Headed():
+                record.progress.head(event.heading)
                 return []
             case StageReported():
                 return self._report(record, event)
+            case StageLost() if record.progress.knows(event.stage):
+                record.progress.lose_stage(event.stage, event.node_id)
+                return self._go_on(record, now)
+            case OutputMissing() if record.progress.knows(event.source):
+                record.progress.lose_output(event.source, event.target)
+                return self._go_on(record, now)
             case ResultArrived():
                 return self._finish(record, event, now)
             case RequestBroke():
@@ -213,6 +269,8 @@ class RequestTable:
                 uid = record.status.uid
                 error = RequestCancelled(f"request {uid} was cancelled", uid=uid)
                 return self._end(record, RequestState.CANCELLED, error.to_wire(), now)
+            case _:
+                return []  # it names a stage that the workflow does not have
 
     def next_deadline(self) -> float | None:
         """When a ``Tick`` is due: the earliest deadline of a live request."""
@@ -268,47 +326,57 @@ class RequestTable:
         return record
 
     def _accept(self, event: Accepted, now: float) -> list[Effect]:
-        assert event.uid not in self._live
-        assert event.uid not in self._ended
-        record = _Record(
-            RequestStatus(
-                uid=event.uid,
-                workflow=event.workflow,
-                state=RequestState.ACCEPTED,
-                accepted_at=now,
-                deadline_at=event.deadline_at,
-                finished_at=None,
-                stages=dict.fromkeys(event.stages, PENDING),
-                key=event.key,
-            )
-        )
-        self._live[event.uid] = record
-        if event.key is not None:
-            self._keys[event.key] = event.uid
-        return [self._emit(record, EventKind.ACCEPTED, now)]
+        record = self._add(event, RequestState.ACCEPTED, now)
+        return [self._emit(record, EventKind.ACCEPTED, now), *self._go_on(record, now)]
 
-    def _head(self, record: _Record, heading: Mapping[str, str]) -> None:
-        """Note where work is on its way to, unless the stage has reported from somewhere already."""
-        for stage, node_id in heading.items():
-            if record.status.stages.get(stage, PENDING) == PENDING:
-                record.locations[stage] = node_id
+    def _adopt(self, event: Adopted, now: float) -> list[Effect]:
+        record = self._add(event.accepted, RequestState.RUNNING, event.accepted_at)
+        record.progress.adopt(event.holdings)
+        return [self._emit(record, EventKind.ACCEPTED, event.accepted_at), *self._go_on(record, now)]
+
+    def _add(self, accepted: Accepted, state: RequestState, accepted_at: float) -> _Record:
+        uid = accepted.uid
+        assert uid not in self._live
+        assert uid not in self._ended
+        progress = StageProgress(uid, accepted.plan, self.node_id, self.lives_max, self.resends_max)
+        status = RequestStatus(
+            uid=uid,
+            workflow=accepted.workflow,
+            state=state,
+            accepted_at=accepted_at,
+            deadline_at=accepted.deadline_at,
+            finished_at=None,
+            stages=progress.states(),
+            key=accepted.key,
+        )
+        record = self._live[uid] = _Record(status, progress)
+        if accepted.key is not None:
+            self._keys[accepted.key] = uid
+        return record
+
+    def _go_on(self, record: _Record, now: float) -> list[Effect]:
+        """Send what the request needs, or end it if that cannot be."""
+        record.status = evolve(record.status, stages=record.progress.states())
+        sendings = record.progress.advance()
+        if isinstance(sendings, GivenUp):
+            return self._give_up(record, sendings, now)
+        return list(sendings)
+
+    def _give_up(self, record: _Record, why: GivenUp, now: float) -> list[Effect]:
+        uid = record.status.uid
+        kind = StageFailed if why.is_poison else NodeLost
+        advice = "the input kills the stage" if why.is_poison else "submit it again"
+        error = kind(f"{why.stage} of request {uid}: {why.reason}; {advice}", uid=uid, stage=why.stage)
+        return self._fail(record, error.to_wire(), now, stage=why.stage)
 
     def _report(self, record: _Record, event: StageReported) -> list[Effect]:
-        known = record.status.stages.get(event.stage)
-        if known is None or event.kind not in _REPORTABLE:
+        if event.kind not in _REPORTABLE or not record.progress.knows(event.stage):
             return []  # a stage neither accepts a request nor ends one
-        if known == FINISHED and event.kind is EventKind.STAGE_FINISHED:
-            return []  # told twice: by the stage, and by what came with the result
-        self._head(record, event.heading)
-        state = _STAGE_STATES.get(event.kind, known)
-        if _ORDER[state] < _ORDER[known]:
-            state = known
-        record.locations[event.stage] = event.node_id
-        record.status = evolve(
-            record.status,
-            state=RequestState.RUNNING,
-            stages={**record.status.stages, event.stage: state},
-        )
+        is_news = record.progress.report(event.stage, event.kind, event.node_id)
+        record.progress.head(event.heading)
+        if not is_news:
+            return []
+        record.status = evolve(record.status, state=RequestState.RUNNING, stages=record.progress.states())
         return [
             self._emit(
                 record, event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
@@ -316,11 +384,12 @@ class RequestTable:
         ]
 
     def _finish(self, record: _Record, event: ResultArrived, now: float) -> list[Effect]:
+        record.progress.finish()
         record.status = evolve(
             record.status,
             result_bytes=event.result_bytes,
             content_type=event.content_type,
-            stages=dict.fromkeys(record.status.stages, FINISHED),
+            stages=record.progress.states(),
         )
         detail = {"result_bytes": event.result_bytes, "content_type": event.content_type}
         return self._end(record, RequestState.FINISHED, None, now, detail=detail)
@@ -355,6 +424,8 @@ class RequestTable:
         effects: list[Effect] = [final, Settled(status.uid, status.workflow, state)]
         if error is not None:
             effects.append(StopStages(status.uid, error))
+        else:
+            effects.append(ReleaseRetained(status.uid, frozenset(record.progress.node_ids())))
         self._ended[status.uid] = self._live.pop(status.uid)
         self._forget(now)
         return effects
@@ -362,18 +433,11 @@ class RequestTable:
     def _lose(self, node_ids: frozenset[str], now: float) -> list[Effect]:
         effects: list[Effect] = []
         for record in list(self._live.values()):
-            for stage, node_id in record.locations.items():
-                unfinished = record.status.stages.get(stage, PENDING) != FINISHED
-                if node_id in node_ids and unfinished:
-                    uid = record.status.uid
-                    error = NodeLost(
-                        f"node {node_id} died while it held {stage} of request {uid}; submit it again",
-                        uid=uid,
-                        stage=stage,
-                        node=node_id,
-                    )
-                    effects += self._fail(record, error.to_wire(), now, stage=stage, node=node_id)
-                    break
+            given_up = record.progress.lose_nodes(node_ids)
+            if given_up is not None:
+                effects += self._give_up(record, given_up, now)
+            else:
+                effects += self._go_on(record, now)
         return effects
 
     def _expire(self, now: float) -> list[Effect]:
@@ -382,7 +446,7 @@ class RequestTable:
             status = record.status
             if status.deadline_at is None or now < status.deadline_at:
                 continue
-            open_stages = [stage for stage, state in status.stages.items() if state in {QUEUED, RUNNING}]
+            open_stages = record.progress.open_stages()
             error = DeadlineExceeded(
                 f"request {status.uid} missed its deadline after {now - status.accepted_at:.1f} s, in "
                 f"{', '.join(open_stages) or 'no stage yet'}; allow more time or fewer steps",

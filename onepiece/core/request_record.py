@@ -1,0 +1,330 @@
+"""One request as its owner sees it: where each stage is, and what must be sent for it to go on.
+
+Each stage's output is *retained* where it was computed until the stages that take it have handed on
+theirs. So at any moment the owner can say from where a lost stage's inputs can be had again::
+
+    stage is ...                          its inputs come again from ...
+    fed by the workflow's inputs          the owner, which keeps them until the request has ended
+    fed by a finished stage               the node that retains that stage's output, if it lives,
+                                          else the checkpoint, if the stage keeps one,
+                                          else nowhere: that stage runs again, and so on backwards
+    fed by a stage that still runs        that stage, by itself, when it is done
+
+``advance`` walks backwards from the output along this table and returns what is to be sent, nothing
+twice. It is the only rule: the first sending, the death of nodes, a lost actor, and the adoption of
+another owner's request all end in it.
+
+What it counts: a *life* of a stage is lost when its node dies while the stage runs there; a request
+that costs ``lives_max`` nodes is poison and is not tried again. Inputs are sent to a stage again at most
+``resends_max`` times, whatever the reason.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+from attrs import define, field, frozen
+
+from onepiece.requests import EventKind
+
+INPUTS: Final = "@inputs"
+STORE: Final = "@store"
+
+PENDING: Final = "pending"
+QUEUED: Final = "queued"
+RUNNING: Final = "running"
+FINISHED: Final = "finished"
+
+_ORDER: Final = {PENDING: 0, QUEUED: 1, RUNNING: 2, FINISHED: 3}
+_STATES: Final = {
+    EventKind.QUEUED: QUEUED,
+    EventKind.STAGE_STARTED: RUNNING,
+    EventKind.STAGE_FINISHED: FINISHED,
+}
+
+
+@frozen
+class Plan:
+    """A workflow's graph as far as its owner needs it.
+
+    ``sources`` names for each graph node where its inputs come from: other nodes, or ``INPUTS``.
+    Outputs on ``unretained`` edges (source, target) cannot be had again; those of ``checkpoints`` lie
+    in the result store.
+    """
+
+    sources: Mapping[str, tuple[str, ...]]
+    output: str
+    unretained: frozenset[tuple[str, str]] = frozenset()
+    checkpoints: frozenset[str] = frozenset()
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """All graph nodes."""
+        return tuple(self.sources)
+
+    def sources_of(self, target: str) -> tuple[str, ...]:
+        """Where the inputs of a graph node, or of the result store, come from."""
+        return (self.output,) if target == STORE else self.sources[target]
+
+
+@frozen
+class SendInputs:
+    """The owner sends a graph node what it takes of the workflow's inputs."""
+
+    uid: str
+    target: str
+
+
+@frozen
+class Resend:
+    """Ask the node that retains the output of ``source`` to send it to ``target`` (again)."""
+
+    uid: str
+    source: str
+    target: str
+    node_id: str
+
+
+@frozen
+class RestoreCheckpoint:
+    """Have the output of ``source`` sent to ``target`` from the result store."""
+
+    uid: str
+    source: str
+    target: str
+
+
+Sending: TypeAlias = SendInputs | Resend | RestoreCheckpoint
+
+
+@frozen
+class Holding:
+    """What one node has of a request, as it tells a new owner.
+
+    ``active`` gives for each graph node there whether it is queued or running; ``retained`` lists graph
+    nodes whose outputs it retains.
+    """
+
+    node_id: str
+    active: Mapping[str, str] = field(factory=dict)
+    retained: tuple[str, ...] = ()
+
+
+@frozen
+class GivenUp:
+    """Why a request cannot go on."""
+
+    stage: str
+    reason: str
+    is_poison: bool
+
+
+@define
+class Progress:
+    """One stage of one request.
+
+    ``node_id``: where it is, or is on its way to; for a finished stage where its output is retained.
+    None: nowhere. ``awaited``: nodes that were asked to send its inputs and have not said where to.
+    """
+
+    state: str = PENDING
+    node_id: str | None = None
+    awaited: dict[str, str] = field(factory=dict)
+    was_fed: bool = False
+    resends: int = 0
+    lives_lost: int = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        """It will run, or runs, if nothing happens to the nodes concerned."""
+        return self.state != FINISHED and (self.node_id is not None or bool(self.awaited))
+
+
+@define
+class StageProgress:
+    """All stages of one request."""
+
+    uid: str
+    plan: Plan
+    owner_id: str
+    """The owner's own node, from which inputs come."""
+    lives_max: int
+    resends_max: int
+    _stages: dict[str, Progress] = field(init=False)
+
+    @_stages.default
+    def _fresh(self) -> dict[str, Progress]:
+        return {stage: Progress() for stage in (*self.plan.stages, STORE)}
+
+    def states(self) -> dict[str, str]:
+        """State by graph node."""
+        return {stage: progress.state for stage, progress in self._stages.items() if stage != STORE}
+
+    def open_stages(self) -> list[str]:
+        """Graph nodes that are queued or running."""
+        return [stage for stage, state in self.states().items() if state in {QUEUED, RUNNING}]
+
+    def node_ids(self) -> set[str]:
+        """Nodes that may hold something of the request."""
+        return {each.node_id for each in self._stages.values() if each.node_id is not None}
+
+    def knows(self, stage: str) -> bool:
+        """Whether the workflow has this graph node."""
+        return stage in self._stages and stage != STORE
+
+    # --- what is reported ----------------------------------------------------------------------
+
+    def report(self, stage: str, kind: EventKind, node_id: str) -> bool:
+        """A stage said something; False if it is old news."""
+        progress = self._stages[stage]
+        state = _STATES.get(kind, progress.state)
+        if progress.state == FINISHED and kind is EventKind.STAGE_FINISHED:
+            return False
+        if _ORDER[state] < _ORDER[progress.state]:
+            return progress.node_id == node_id
+        progress.state = state
+        progress.node_id = node_id
+        progress.awaited.clear()
+        return True
+
+    def head(self, heading: Mapping[str, str]) -> None:
+        """Outputs are on their way to these nodes, unless the stage has reported from somewhere."""
+        for target, node_id in heading.items():
+            progress = self._stages.get(target)
+            if progress is not None and progress.state == PENDING:
+                progress.node_id = node_id
+                progress.awaited.clear()
+
+    def finish(self) -> None:
+        """The result is stored."""
+        for progress in self._stages.values():
+            progress.state = FINISHED
+
+    # --- what is lost --------------------------------------------------------------------------
+
+    def lose_nodes(self, dead: frozenset[str]) -> GivenUp | None:
+        """These nodes are gone with all they held; says if the request must not be tried again."""
+        touched = False
+        for stage, progress in self._stages.items():
+            was_there = progress.node_id in dead
+            if was_there and progress.state == RUNNING:
+                progress.lives_lost += 1
+                if progress.lives_lost >= self.lives_max:
+                    lost = f"{progress.lives_lost} nodes died while they ran it"
+                    return GivenUp(stage, f"{lost}, the last one {progress.node_id}", is_poison=True)
+            if was_there or any(node_id in dead for node_id in progress.awaited.values()):
+                self._lose(progress)
+                touched = True
+        if touched or dead:
+            self._distrust_untaken(dead)
+        return None
+
+    def lose_stage(self, stage: str, node_id: str) -> None:
+        """The node lives, but what it had of this stage is lost."""
+        progress = self._stages[stage]
+        if progress.node_id == node_id and progress.state != FINISHED:
+            self._lose(progress)
+
+    def lose_output(self, source: str, target: str) -> None:
+        """The node asked for an output does not have it (any more)."""
+        self._lose(self._stages[source])
+        self._lose(self._stages[target])
+
+    def _lose(self, progress: Progress) -> None:
+        progress.node_id = None
+        progress.awaited.clear()
+        if progress.state != FINISHED:
+            progress.state = PENDING
+
+    def _distrust_untaken(self, dead: frozenset[str]) -> None:
+        """An output that is on its way from a dead node may not have arrived: ask for it again.
+
+        If it had, the receiving actor knows the stage of this request already and drops the second.
+        """
+        for target, progress in self._stages.items():
+            if progress.state != PENDING or progress.node_id is None:
+                continue
+            for source in self.plan.sources_of(target):
+                if source != INPUTS and self._stages[source].node_id is None:
+                    self._lose(progress)
+                    break
+
+    # --- going on ------------------------------------------------------------------------------
+
+    def advance(self) -> list[Sending] | GivenUp:
+        """What must be sent for the request to go on; nothing if all that is needed is under way."""
+        sendings: list[Sending] = []
+        given_up = self._need(STORE, sendings, set())
+        return sendings if given_up is None else given_up
+
+    def _need(self, target: str, sendings: list[Sending], seen: set[str]) -> GivenUp | None:
+        progress = self._stages[target]
+        if target in seen or progress.state == FINISHED or progress.is_under_way:
+            return None
+        seen.add(target)
+        is_waiting = False
+        for source in self.plan.sources_of(target):
+            if source != INPUTS and not self._has_output(source):
+                is_waiting = True
+                given_up = self._run_again(target, source, sendings, seen)
+                if given_up is not None:
+                    return given_up
+        if is_waiting and len(self.plan.sources_of(target)) == 1:
+            return None  # its only source sends to it when it is done
+        return self._feed(target, sendings)
+
+    def _run_again(self, target: str, source: str, sendings: list[Sending], seen: set[str]) -> GivenUp | None:
+        """The output of ``source`` is nowhere: unless it is being made, make it."""
+        progress = self._stages[source]
+        if progress.state == FINISHED:
+            if (source, target) in self.plan.unretained:
+                return _sent_once(source, target)
+            progress.state = PENDING
+        return self._need(source, sendings, seen)
+
+    def _feed(self, target: str, sendings: list[Sending]) -> GivenUp | None:
+        """Send what exists of the inputs of ``target``; what does not comes when it is made."""
+        progress = self._stages[target]
+        before = len(sendings)
+        for source in self.plan.sources_of(target):
+            if source == INPUTS:
+                progress.awaited[INPUTS] = self.owner_id
+                sendings.append(SendInputs(self.uid, target))
+            elif self._has_output(source):
+                if (source, target) in self.plan.unretained:
+                    return _sent_once(source, target)
+                retained_at = self._stages[source].node_id
+                progress.awaited[source] = retained_at or self.owner_id
+                if retained_at is None:
+                    sendings.append(RestoreCheckpoint(self.uid, source, target))
+                else:
+                    sendings.append(Resend(self.uid, source, target, retained_at))
+        if len(sendings) == before:
+            return None
+        is_first = INPUTS in progress.awaited and not progress.was_fed
+        progress.was_fed = True
+        progress.resends += not is_first
+        if progress.resends > self.resends_max:
+            return GivenUp(target, f"its inputs were lost {progress.resends} times", is_poison=False)
+        return None
+
+    def _has_output(self, source: str) -> bool:
+        progress = self._stages[source]
+        return progress.state == FINISHED and (
+            progress.node_id is not None or source in self.plan.checkpoints
+        )
+
+    def adopt(self, holdings: Iterable[Holding]) -> None:
+        """Take what living nodes say they have; what nobody has is pending."""
+        for holding in holdings:
+            for stage, state in holding.active.items():
+                if stage in self._stages:
+                    self._stages[stage].state = state
+                    self._stages[stage].node_id = holding.node_id
+            for stage in holding.retained:
+                if stage in self._stages and not self._stages[stage].is_under_way:
+                    self._stages[stage].state = FINISHED
+                    self._stages[stage].node_id = holding.node_id
+
+
+def _sent_once(source: str, target: str) -> GivenUp:
+    return GivenUp(target, f"its input from {source} was lost, and is sent at most once", is_poison=False)
