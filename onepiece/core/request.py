@@ -43,6 +43,7 @@ from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStat
 
 _LOSSY: Final = {EventKind.PROGRESS, EventKind.PREVIEW}
 _REPORTABLE: Final = frozenset({EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED, *_LOSSY})
+_DEAD_MAX: Final = 4096
 _FINAL_KINDS: Final = {
     RequestState.FINISHED: EventKind.FINISHED,
     RequestState.FAILED: EventKind.FAILED,
@@ -229,6 +230,8 @@ class RequestTable:
     lives_max: int = 2
     resends_max: int = 8
     _live: dict[str, _Record] = field(factory=dict)
+    _dead: "OrderedDict[str, None]" = field(factory=OrderedDict)
+    """The latest dead nodes: what they are still reported to have is lost."""
     _ended: "OrderedDict[str, _Record]" = field(factory=OrderedDict)
     _keys: dict[str, str] = field(factory=dict)
 
@@ -251,10 +254,10 @@ class RequestTable:
     def _advance(self, record: _Record, event: _OfOne, now: float) -> list[Effect]:
         match event:
             case Headed():
-                record.progress.head(event.heading)
-                return []
+                record.progress.head(event.heading, self._dead)
+                return self._go_on(record, now)
             case StageReported():
-                return self._report(record, event)
+                return self._report(record, event, now)
             case StageLost() if record.progress.knows(event.stage):
                 record.progress.lose_stage(event.stage, event.node_id)
                 return self._go_on(record, now)
@@ -369,19 +372,22 @@ class RequestTable:
         error = kind(f"{why.stage} of request {uid}: {why.reason}; {advice}", uid=uid, stage=why.stage)
         return self._fail(record, error.to_wire(), now, stage=why.stage)
 
-    def _report(self, record: _Record, event: StageReported) -> list[Effect]:
+    def _report(self, record: _Record, event: StageReported, now: float) -> list[Effect]:
         if event.kind not in _REPORTABLE or not record.progress.knows(event.stage):
             return []  # a stage neither accepts a request nor ends one
+        if event.node_id in self._dead:
+            return []
         is_news = record.progress.report(event.stage, event.kind, event.node_id)
-        record.progress.head(event.heading)
+        record.progress.head(event.heading, self._dead)
         if not is_news:
             return []
         record.status = evolve(record.status, state=RequestState.RUNNING, stages=record.progress.states())
-        return [
-            self._emit(
-                record, event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
-            )
-        ]
+        emitted = self._emit(
+            record, event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
+        )
+        if event.kind is not EventKind.STAGE_FINISHED:
+            return [emitted]
+        return [emitted, *self._go_on(record, now)]
 
     def _finish(self, record: _Record, event: ResultArrived, now: float) -> list[Effect]:
         record.progress.finish()
@@ -431,6 +437,10 @@ class RequestTable:
         return effects
 
     def _lose(self, node_ids: frozenset[str], now: float) -> list[Effect]:
+        for node_id in node_ids:
+            self._dead[node_id] = None
+        while len(self._dead) > _DEAD_MAX:
+            self._dead.popitem(last=False)
         effects: list[Effect] = []
         for record in list(self._live.values()):
             given_up = record.progress.lose_nodes(node_ids)

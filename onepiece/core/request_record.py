@@ -19,7 +19,7 @@ that costs ``lives_max`` nodes is poison and is not tried again. Inputs are sent
 ``resends_max`` times, whatever the reason.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from attrs import define, field, frozen
@@ -186,12 +186,15 @@ class StageProgress:
         progress.awaited.clear()
         return True
 
-    def head(self, heading: Mapping[str, str]) -> None:
-        """Outputs are on their way to these nodes, unless the stage has reported from somewhere."""
+    def head(self, heading: Mapping[str, str], dead: Container[str]) -> None:
+        """Outputs are on their way to these nodes, unless the stage has reported from somewhere.
+
+        News that an output went to a node that has died since comes too late: it is lost there.
+        """
         for target, node_id in heading.items():
             progress = self._stages.get(target)
             if progress is not None and progress.state == PENDING:
-                progress.node_id = node_id
+                progress.node_id = None if node_id in dead else node_id
                 progress.awaited.clear()
 
     def finish(self) -> None:
