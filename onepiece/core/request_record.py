@@ -260,19 +260,24 @@ class StageProgress:
         return sendings if given_up is None else given_up
 
     def _need(self, target: str, sendings: list[Sending], seen: set[str]) -> GivenUp | None:
+        """See to it that ``target`` gets to run: what it takes must exist, or come to be.
+
+        One that waits for siblings of inputs that are on their way is looked at, too: those siblings
+        may have been lost before they could be sent.
+        """
         progress = self._stages[target]
-        if target in seen or progress.state == FINISHED or progress.is_under_way:
+        if target in seen or progress.state != PENDING:
             return None
         seen.add(target)
-        is_waiting = False
-        for source in self.plan.sources_of(target):
-            if source != INPUTS and not self._has_output(source):
-                is_waiting = True
-                given_up = self._run_again(target, source, sendings, seen)
-                if given_up is not None:
-                    return given_up
-        if is_waiting and len(self.plan.sources_of(target)) == 1:
-            return None  # its only source sends to it when it is done
+        waits_for = [
+            each for each in self.plan.sources_of(target) if each != INPUTS and not self._has_output(each)
+        ]
+        for source in waits_for:
+            given_up = self._run_again(target, source, sendings, seen)
+            if given_up is not None:
+                return given_up
+        if progress.is_under_way or len(waits_for) == len(self.plan.sources_of(target)):
+            return None  # what it lacks is sent by whoever makes it
         return self._feed(target, sendings)
 
     def _run_again(self, target: str, source: str, sendings: list[Sending], seen: set[str]) -> GivenUp | None:

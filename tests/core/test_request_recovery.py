@@ -19,8 +19,8 @@ from onepiece.core.request_record import (
     Plan,
     Resend,
     RestoreCheckpoint,
-    SendInputs,
     Sending,
+    SendInputs,
     StageProgress,
 )
 from onepiece.requests import EventKind
