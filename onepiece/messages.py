@@ -47,6 +47,7 @@ class StageSummary:
 
     stage: str
     node_id: str
+    life: str
     actor_id: int
     at: float
     detail: Mapping[str, Any] = field(factory=dict)
@@ -71,7 +72,6 @@ class StageInput:
     received_at: float
     deadline_at: float | None
     sent_at: float
-    attempt: int = 1
     joins: Mapping[str, int] = field(factory=dict)
     trail: tuple[StageSummary, ...] = ()
     retained_by: str | None = None
@@ -99,13 +99,15 @@ class ResultInput:
 class StageReport:
     """Something a stage actor tells the request's owner; ``kind`` is an ``EventKind`` value.
 
-    ``heading`` names, for a finished stage, the node each of its outputs was sent to.
+    ``life`` is the life of the node that says it; ``heading`` names, for a finished stage, the life of
+    the node that each of its outputs was sent to.
     """
 
     uid: str
     kind: str
     stage: str
     node_id: str
+    life: str
     actor_id: int
     at: float
     detail: Mapping[str, Any] = field(factory=dict)
@@ -154,6 +156,7 @@ class ResendOutput:
     source: str
     target: str
     owner: str
+    attempt: int
 
 
 @register
@@ -173,7 +176,6 @@ class OutputNotHeld:
     uid: str
     source: str
     target: str
-    node_id: str
 
 
 @register
@@ -183,7 +185,7 @@ class StageWasLost:
 
     uid: str
     stage: str
-    node_id: str
+    life: str
 
 
 @register
@@ -220,7 +222,7 @@ class RequestsHeld:
     """A node's answer to ``AdoptRequests``."""
 
     call: int
-    node_id: str
+    life: str
     held: tuple[HeldRequest, ...]
 
 

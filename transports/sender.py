@@ -204,6 +204,12 @@ class Sender:
         finally:
             self._drainers -= 1
 
+    async def progressed(self) -> None:
+        """Wait until ``delivered`` has grown, or the channel has ended; raises as ``lost``."""
+        self._check()
+        await asyncio.shield(self._progress)
+        self._check()
+
     async def lost(self) -> None:
         """Wait until the channel has ended, and raise why.
 

@@ -68,6 +68,7 @@ class Adopted:
 
     accepted: Accepted
     accepted_at: float
+    adoptions: int
     holdings: tuple[Holding, ...]
 
 
@@ -213,8 +214,9 @@ class _Record:
 class RequestTable:
     """The records of one proxy, bounded: ended ones are forgotten, oldest first.
 
+    Nodes are named by their *life* here (``routing.life_of``): one that comes back is another.
+
     Args:
-        node_id: The proxy's own node.
         records_max: How many ended requests are kept; live ones are never dropped, the budget of the
             proxy bounds those.
         events_max: How many events are kept for one request; beyond it old progress is dropped.
@@ -223,7 +225,6 @@ class RequestTable:
         resends_max: How often inputs are sent to one stage again.
     """
 
-    node_id: str
     records_max: int
     events_max: int
     keep_seconds: float
@@ -299,6 +300,17 @@ class RequestTable:
         newest = heapq.nlargest(limit, wanted, key=lambda status: (status.accepted_at, status.uid))
         return list(newest)
 
+    def live_uids(self) -> tuple[str, ...]:
+        """Requests that have not ended."""
+        return tuple(self._live)
+
+    def disown(self) -> None:
+        """Forget the live requests: this proxy was declared dead, and others may own them by now."""
+        for uid in self.live_uids():
+            record = self._live.pop(uid)
+            if record.status.key is not None:
+                del self._keys[record.status.key]
+
     def live_count(self) -> int:
         """Requests that have not ended."""
         return len(self._live)
@@ -334,14 +346,16 @@ class RequestTable:
 
     def _adopt(self, event: Adopted, now: float) -> list[Effect]:
         record = self._add(event.accepted, RequestState.RUNNING, event.accepted_at)
-        record.progress.adopt(event.holdings)
+        # Beyond any number that the earlier owner's events had: no request has one each millisecond.
+        record.next_sequence = 1000 + max(0, int((now - event.accepted_at) * 1000))
+        record.progress.adopt(event.holdings, event.adoptions)
         return [self._emit(record, EventKind.ACCEPTED, event.accepted_at), *self._go_on(record, now)]
 
     def _add(self, accepted: Accepted, state: RequestState, accepted_at: float) -> _Record:
         uid = accepted.uid
         assert uid not in self._live
         assert uid not in self._ended
-        progress = StageProgress(uid, accepted.plan, self.node_id, self.lives_max, self.resends_max)
+        progress = StageProgress(uid, accepted.plan, self.lives_max, self.resends_max)
         status = RequestStatus(
             uid=uid,
             workflow=accepted.workflow,

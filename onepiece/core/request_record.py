@@ -28,6 +28,9 @@ from onepiece.requests import EventKind
 
 INPUTS: Final = "@inputs"
 STORE: Final = "@store"
+ROUNDS_PER_OWNER: Final = 512
+OWNER: Final = "@owner"
+"""Where inputs come from; it does not die while it decides."""
 
 PENDING: Final = "pending"
 QUEUED: Final = "queued"
@@ -68,10 +71,14 @@ class Plan:
 
 @frozen
 class SendInputs:
-    """The owner sends a graph node what it takes of the workflow's inputs."""
+    """The owner sends a graph node what it takes of the workflow's inputs.
+
+    ``attempt`` is the owner's round: it grows with each time that something had to be sent again.
+    """
 
     uid: str
     target: str
+    attempt: int
 
 
 @frozen
@@ -82,6 +89,7 @@ class Resend:
     source: str
     target: str
     node_id: str
+    attempt: int
 
 
 @frozen
@@ -91,6 +99,7 @@ class RestoreCheckpoint:
     uid: str
     source: str
     target: str
+    attempt: int
 
 
 Sending: TypeAlias = SendInputs | Resend | RestoreCheckpoint
@@ -145,10 +154,9 @@ class StageProgress:
 
     uid: str
     plan: Plan
-    owner_id: str
-    """The owner's own node, from which inputs come."""
     lives_max: int
     resends_max: int
+    round: int = 0
     _stages: dict[str, Progress] = field(init=False)
 
     @_stages.default
@@ -254,9 +262,17 @@ class StageProgress:
     # --- going on ------------------------------------------------------------------------------
 
     def advance(self) -> list[Sending] | GivenUp:
-        """What must be sent for the request to go on; nothing if all that is needed is under way."""
+        """What must be sent for the request to go on; nothing if all that is needed is under way.
+
+        All that is sent at once belongs to one *round*. Rounds only grow, and outputs inherit the round
+        of what they were made from, so that an actor can tell a stage that must run again from an
+        input that merely comes twice.
+        """
+        self.round += 1
         sendings: list[Sending] = []
         given_up = self._need(STORE, sendings, set())
+        if not sendings:
+            self.round -= 1
         return sendings if given_up is None else given_up
 
     def _need(self, target: str, sendings: list[Sending], seen: set[str]) -> GivenUp | None:
@@ -292,28 +308,27 @@ class StageProgress:
     def _feed(self, target: str, sendings: list[Sending]) -> GivenUp | None:
         """Send what exists of the inputs of ``target``; what does not comes when it is made."""
         progress = self._stages[target]
-        before = len(sendings)
-        for source in self.plan.sources_of(target):
-            if source == INPUTS:
-                progress.awaited[INPUTS] = self.owner_id
-                sendings.append(SendInputs(self.uid, target))
-            elif self._has_output(source):
-                if (source, target) in self.plan.unretained:
-                    return _sent_once(source, target)
-                retained_at = self._stages[source].node_id
-                progress.awaited[source] = retained_at or self.owner_id
-                if retained_at is None:
-                    sendings.append(RestoreCheckpoint(self.uid, source, target))
-                else:
-                    sendings.append(Resend(self.uid, source, target, retained_at))
-        if len(sendings) == before:
-            return None
-        is_first = INPUTS in progress.awaited and not progress.was_fed
+        sources = [each for each in self.plan.sources_of(target) if each == INPUTS or self._has_output(each)]
+        is_first = INPUTS in sources and not progress.was_fed
         progress.was_fed = True
         progress.resends += not is_first
         if progress.resends > self.resends_max:
             return GivenUp(target, f"its inputs were lost {progress.resends} times", is_poison=False)
+        for source in sources:
+            if (source, target) in self.plan.unretained:
+                return _sent_once(source, target)
+            sending = self._sending(source, target, self.round)
+            progress.awaited[source] = sending.node_id if isinstance(sending, Resend) else OWNER
+            sendings.append(sending)
         return None
+
+    def _sending(self, source: str, target: str, attempt: int) -> Sending:
+        if source == INPUTS:
+            return SendInputs(self.uid, target, attempt)
+        retained_at = self._stages[source].node_id
+        if retained_at is None:
+            return RestoreCheckpoint(self.uid, source, target, attempt)
+        return Resend(self.uid, source, target, retained_at, attempt)
 
     def _has_output(self, source: str) -> bool:
         progress = self._stages[source]
@@ -321,8 +336,12 @@ class StageProgress:
             progress.node_id is not None or source in self.plan.checkpoints
         )
 
-    def adopt(self, holdings: Iterable[Holding]) -> None:
-        """Take what living nodes say they have; what nobody has is pending."""
+    def adopt(self, holdings: Iterable[Holding], adoptions: int) -> None:
+        """Take what living nodes say they have; what nobody has is pending.
+
+        ``adoptions`` counts how often the request has changed owners; it keeps rounds growing.
+        """
+        self.round = adoptions * ROUNDS_PER_OWNER
         for holding in holdings:
             for stage, state in holding.active.items():
                 if stage in self._stages:

@@ -30,6 +30,11 @@ from onepiece.core.inventory import ActorState, Device
 SUSPECT: Final = "suspect"
 
 
+def life_of(node_id: str, incarnation: int) -> str:
+    """One life of a node: what it says and holds is not confused with what it did in another."""
+    return f"{node_id}.{incarnation}"
+
+
 @frozen(order=True)
 class RouteEpoch:
     """Which table is newer."""
@@ -56,6 +61,11 @@ class NodeRoute:
     devices: tuple[Device, ...]
     process_id: int
 
+    @property
+    def life(self) -> str:
+        """This life of the node."""
+        return life_of(self.node_id, self.incarnation)
+
 
 @frozen
 class ActorRoute:
@@ -73,6 +83,11 @@ class ActorRoute:
     address: str
     state: ActorState
     error: str | None = None
+
+    @property
+    def life(self) -> str:
+        """The life of the node it is on."""
+        return life_of(self.node_id, self.incarnation)
 
 
 @frozen

@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
-from onepiece.core.routing import RouteEpoch, RouteTable
+from onepiece.core.routing import RouteEpoch, RouteTable, life_of
 from onepiece.graph import WorkflowGraph
 from onepiece.limits import REPORT_LINGER_SECONDS
 from onepiece.messages import RequestErrored, StageReport
 from onepiece.runtime.outbox import Outbox
+from onepiece.runtime.retainer import Retainer
 from transports import Listener
 
 
@@ -44,11 +45,25 @@ class Clock(Protocol):
         ...
 
 
+class Identity:
+    """Who this node is; a node that was declared dead takes a higher incarnation."""
+
+    def __init__(self, node_id: str, incarnation: int) -> None:
+        self.node_id = node_id
+        self.incarnation = incarnation
+
+    @property
+    def life(self) -> str:
+        """This life of the node; also its name on channels."""
+        return life_of(self.node_id, self.incarnation)
+
+
 @frozen
 class Environment:
     """The node as its actors see it."""
 
-    node_id: str
+    identity: Identity
+    control_address: str
     listener: Listener
     outbox: Outbox
     routes: Routes
@@ -56,12 +71,21 @@ class Environment:
     join_bytes: int
     on_change: Callable[[], None]
     """Called when an actor's state changes, so that the manager hears of it at once."""
+    retainer: Retainer
+    owners: dict[str, str] = field(factory=dict)
+    """Control address of the owner of requests that have been adopted, by UID."""
     now: Clock = time.time
+
+    @property
+    def node_id(self) -> str:
+        """This node's name."""
+        return self.identity.node_id
 
     def report(self, owner: str, report: StageReport, *, replaces: object = None) -> None:
         """Tell a request's owner something; never waits, and lingers so that several go together."""
+        owner = self.owners.get(report.uid, owner)
         self.outbox.post(owner, report, replaces=replaces, linger_seconds=REPORT_LINGER_SECONDS)
 
     def break_request(self, owner: str, error: RequestErrored) -> None:
         """Tell a request's owner that it cannot go on."""
-        self.outbox.post(owner, error)
+        self.outbox.post(self.owners.get(error.uid, owner), error)

@@ -36,6 +36,7 @@ from transports import (
 )
 
 Lost = Callable[[], Coroutine[Any, Any, None]]
+Taken = Callable[[], None]
 
 
 def control_frame(bodies: Iterable[bytes]) -> list[bytes]:
@@ -53,7 +54,8 @@ class _Link:
         self.address = address
         self.ready: asyncio.Future[Sender] = asyncio.get_running_loop().create_future()
         self.stop = asyncio.Event()
-        self._on_lost: dict[int, Lost] = {}
+        self._under_way: OrderedDict[int, tuple[Lost | None, Taken | None]] = OrderedDict()
+        """What to call when a message is lost, and when it is taken, by its number."""
         self._queue: OrderedDict[object, bytes] = OrderedDict()
         self._wake = asyncio.Event()
         self._taken = asyncio.Event()
@@ -69,16 +71,24 @@ class _Link:
             if self.task is not None:
                 self.task.cancel()
 
-    async def send(self, parts: Sequence[Bytes], kind: int, on_lost: Lost | None) -> None:
+    async def send(
+        self, parts: Sequence[Bytes], kind: int, flags: int, on_lost: Lost | None, on_taken: Taken | None
+    ) -> None:
         sender = await asyncio.shield(self.ready)
-        number = await sender.send(parts, kind=kind)
-        if on_lost is not None:
-            self._on_lost[number] = on_lost
-            self._forget_delivered(sender)
+        number = await sender.send(parts, kind=kind, flags=flags)
+        if on_lost is not None or on_taken is not None:
+            self._under_way[number] = (on_lost, on_taken)
+            self._notice_taken(sender)
 
-    def _forget_delivered(self, sender: Sender) -> None:
-        for number in [number for number in self._on_lost if number < sender.delivered]:
-            del self._on_lost[number]
+    def _notice_taken(self, sender: Sender) -> None:
+        """Tell whoever wants to know of the messages that the ring's consumer has."""
+        while self._under_way:
+            number, (_, on_taken) = next(iter(self._under_way.items()))
+            if number >= sender.delivered:
+                return
+            del self._under_way[number]
+            if on_taken is not None:
+                on_taken()
 
     def post(self, body: bytes, replaces: object, linger_seconds: float) -> None:
         if replaces is None:
@@ -115,11 +125,10 @@ class _Link:
             async with open_sender(Address.parse(self.address), identity=identity, options=options) as sender:
                 self.ready.set_result(sender)
                 async with asyncio.TaskGroup() as tasks:
-                    pump = tasks.create_task(self._pump(sender))
-                    lost = tasks.create_task(sender.lost())
+                    running = [tasks.create_task(self._pump(sender)), tasks.create_task(self._watch(sender))]
                     await self.stop.wait()
-                    pump.cancel()
-                    lost.cancel()
+                    for task in running:
+                        task.cancel()
         except* TransportError as errors:
             self._fail(errors.exceptions[0])
         finally:
@@ -127,6 +136,11 @@ class _Link:
                 self.ready.cancel()
             if self._alarm is not None:
                 self._alarm.cancel()
+
+    async def _watch(self, sender: Sender) -> None:
+        while True:
+            await sender.progressed()
+            self._notice_taken(sender)
 
     async def _pump(self, sender: Sender) -> None:
         while True:
@@ -155,16 +169,15 @@ class _Link:
     def take_lost(self) -> list[Lost]:
         """What to run for the messages that were not taken, once the link has ended."""
         if self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None:
-            self._forget_delivered(self.ready.result())
-        lost = list(self._on_lost.values())
-        self._on_lost.clear()
-        return lost
+            self._notice_taken(self.ready.result())
+        under_way, self._under_way = self._under_way, OrderedDict()
+        return [on_lost for on_lost, _ in under_way.values() if on_lost is not None]
 
 
 class Outbox:
     """All links of one node; use ``open_outbox``."""
 
-    def __init__(self, identity: str, options: Options, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, identity: Callable[[], str], options: Options, tasks: asyncio.TaskGroup) -> None:
         self._identity = identity
         self._options = options
         self._tasks = tasks
@@ -173,18 +186,25 @@ class Outbox:
         self._is_closing = False
 
     async def send(
-        self, address: str, parts: Sequence[Bytes], *, kind: int, on_lost: Lost | None = None
+        self,
+        address: str,
+        parts: Sequence[Bytes],
+        *,
+        kind: int,
+        flags: int = 0,
+        on_lost: Lost | None = None,
+        on_taken: Taken | None = None,
     ) -> None:
         """Put a message into the ring at ``address``; waits while it is full.
 
-        The buffers must stay unchanged until the ring's consumer has taken the message. ``on_lost``
-        is run at most once, if the peer is lost before that. Raises ``NodeUnreachable`` if nobody
+        The buffers must stay unchanged until the ring's consumer has taken the message. Then
+        ``on_taken`` is called, or ``on_lost`` is run if the peer is lost before. Raises ``NodeUnreachable`` if nobody
         is there, ``PayloadTooLarge`` if it can never fit. If the caller is cancelled the message may
         or may not have been sent.
         """
         link = self._link(address)
         try:
-            await link.send(parts, kind, on_lost)
+            await link.send(parts, kind, flags, on_lost, on_taken)
         except MessageTooLarge as error:
             raise PayloadTooLarge(f"{error}; give the receiving node a larger --inbox-bytes") from error
         except TransportError as error:
@@ -237,7 +257,7 @@ class Outbox:
 
     async def _serve(self, link: _Link) -> None:
         try:
-            await link.serve(self._identity, self._options)
+            await link.serve(self._identity(), self._options)
         finally:
             if self._links.get(link.address) is link:
                 del self._links[link.address]
@@ -247,7 +267,7 @@ class Outbox:
 
 
 @contextlib.asynccontextmanager
-async def open_outbox(identity: str, options: Options) -> AsyncIterator[Outbox]:
+async def open_outbox(identity: Callable[[], str], options: Options) -> AsyncIterator[Outbox]:
     """An outbox whose links are closed with the context."""
     async with asyncio.TaskGroup() as tasks:
         outbox = Outbox(identity, options, tasks)

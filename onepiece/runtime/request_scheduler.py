@@ -31,6 +31,7 @@ class Held:
     values: Mapping[str, Any]
     payload: memoryview
     arrived_at: float
+    attempt: int
     release: Callable[[], None]
     length: int = field(init=False)
     """Bytes of the message; ``payload`` itself is gone once it was released."""
@@ -62,6 +63,11 @@ class Job:
     def arrived_at(self) -> float:
         """When the last input came in."""
         return max(held.arrived_at for held in self.held.values())
+
+    @property
+    def attempt(self) -> int:
+        """How often this stage has been given its inputs, as far as its inputs say."""
+        return max(held.attempt for held in self.held.values())
 
     @property
     def received_bytes(self) -> int:
@@ -100,6 +106,7 @@ class RequestScheduler:
     join_bytes: int = 0
     _joining: "OrderedDict[tuple[str, str], Job]" = field(factory=OrderedDict)
     _ready: "OrderedDict[str, deque[Job]]" = field(factory=OrderedDict)
+    _queued: set[tuple[str, str]] = field(factory=set)
 
     def add(self, node: GraphNode, sources: frozenset[str], held: Held) -> Job | None:
         """Take a message's values for a graph node that waits for ``sources``.
@@ -130,6 +137,7 @@ class RequestScheduler:
         if self._joining.pop(key, None) is not None:
             self.join_bytes -= sum(h.length for source, h in job.held.items() if source != header.source)
         self._ready.setdefault(job.workflow, deque()).append(job)
+        self._queued.add(key)
         return job
 
     def _copied_out(self, held: Held) -> Held:
@@ -146,7 +154,7 @@ class RequestScheduler:
         copy = memoryview(bytes(held.payload))
         held.release()
         unpacked = unpack(copy, StageInput)
-        return Held(unpacked.header, unpacked.values, copy, held.arrived_at, _nothing)
+        return Held(unpacked.header, unpacked.values, copy, held.arrived_at, held.attempt, _nothing)
 
     def pull(self) -> Job | None:
         """The next job to run, taking turns between workflows."""
@@ -155,6 +163,7 @@ class RequestScheduler:
             self._ready.move_to_end(workflow)
             if not queue:
                 del self._ready[workflow]
+            self._queued.discard((job.uid, job.node))
             return job
         return None
 
@@ -169,6 +178,7 @@ class RequestScheduler:
             if not gone:
                 continue
             dropped += gone
+            self._queued -= {(job.uid, job.node) for job in gone}
             kept = deque(job for job in queue if job.uid != uid)
             if kept:
                 self._ready[workflow] = kept
@@ -176,15 +186,29 @@ class RequestScheduler:
                 del self._ready[workflow]
         return dropped
 
+    def is_queued(self, uid: str, node: str) -> bool:
+        """Whether this graph node of the request has all it needs and waits for a worker."""
+        return (uid, node) in self._queued
+
+    def joins(self) -> list[Job]:
+        """Jobs that wait for inputs."""
+        return list(self._joining.values())
+
+    def take_join(self, job: Job) -> None:
+        """Take out a job whose inputs meet elsewhere now; the caller sends them on."""
+        del self._joining[job.uid, job.node]
+        self.join_bytes -= sum(held.length for held in job.held.values())
+
     def overdue(self, now: float) -> list[Job]:
         """Jobs whose deadline has passed; the caller drops their requests."""
-        return [job for job in self._all() if _is_overdue(job, now)]
+        return [job for job in self.all_jobs() if _is_overdue(job, now)]
 
     def uids(self) -> set[str]:
         """The requests with something here."""
-        return {job.uid for job in self._all()}
+        return {job.uid for job in self.all_jobs()}
 
-    def _all(self) -> Iterable[Job]:
+    def all_jobs(self) -> Iterable[Job]:
+        """Everything here."""
         yield from self._joining.values()
         for queue in self._ready.values():
             yield from queue

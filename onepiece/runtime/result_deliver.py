@@ -1,122 +1,42 @@
-"""ResultDeliver: where a stage's value goes, and getting it there.
+"""ResultDeliver: getting a stage's messages to where they go.
 
-A value is cut into one message for each graph node that uses a part of it, holding just the
-parameters that node takes from it, and one for the result store if the workflow returns it. Each goes
-to an actor of the next stage: of those that take work the one to which this actor has the fewest
-messages under way, or, where inputs of several sources must meet, the one that the request's owner
-named when it accepted the request.
+Each message goes to an actor of the next stage: of those that take work the one to which this actor
+has the fewest messages under way, or, where inputs of several sources must meet, the one that the
+request's owner named when it accepted the request.
 
 If the actor cannot be reached, or is lost before it took the message, the message goes to another
 one; if there is none, delivery waits for the manager to place one, for a bounded time, and then the
-request ends in a named error. What an actor has *taken* and loses with its node is not sent again
-here: ``on_lost`` of the outbox is the seam at which retention until ``Finished`` is added.
+request ends in a named error. What an actor has *taken* and loses with its node is sent again when the
+request's owner asks for it (``Retainer``).
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
-from onepiece.codec import Packed, pack, select, value_to_bytes
 from onepiece.core.routing import ActorRoute, rendezvous
 from onepiece.errors import NodeLost, NodeUnreachable, OnePieceError
-from onepiece.graph import FromStage, WorkflowGraph
 from onepiece.limits import DELIVERY_PATIENCE_SECONDS
-from onepiece.messages import (
-    KIND_RESULT,
-    KIND_STAGE_INPUT,
-    STORE,
-    STORE_REGION,
-    RequestErrored,
-    ResultInput,
-    StageInput,
-    StageSummary,
-)
+from onepiece.messages import KIND_RESULT, KIND_STAGE_INPUT, STORE_REGION, RequestErrored
 from onepiece.runtime.environment import Environment
-from onepiece.types import Kind
-
-BYTES_TYPE: Final = "application/octet-stream"
-VALUE_TYPE: Final = "application/vnd.onepiece.value"
+from onepiece.runtime.result_targets import StoreTarget, Target
+from transports import Bytes
 
 
 @frozen
-class StageTarget:
-    """A graph node that takes parameters from a stage's value."""
+class Letter:
+    """A message and where it goes.
 
-    header: StageInput
-    stage: str
-    parts: Mapping[str, tuple[int | str, ...]]
-    """Parameter -> which item of the value."""
+    ``attempt`` is the round of the request's owner that it belongs to (``StageProgress.advance``);
+    ``on_taken`` is called once the target's ring has handed it over.
+    """
 
-    def pack(self, value: Any) -> Packed:
-        """The message with this node's parameters."""
-        return pack(self.header, {name: select(value, path) for name, path in self.parts.items()})
-
-
-@frozen
-class InputTarget:
-    """A graph node that takes parameters from the workflow's inputs."""
-
-    header: StageInput
-    stage: str
-    names: Mapping[str, str]
-    """Parameter -> which input."""
-
-    def pack(self, inputs: Mapping[str, Any]) -> Packed:
-        """The message with this node's inputs."""
-        return pack(self.header, {name: inputs[source] for name, source in self.names.items()})
-
-
-@frozen
-class StoreTarget:
-    """The result store, for the workflow's own output."""
-
-    header: ResultInput
-    path: tuple[int | str, ...]
-
-    def pack(self, value: Any) -> Packed:
-        """The message with the result: as it is where it is bytes, else in the project's own form."""
-        result = select(value, self.path)
-        if self.header.content_type != BYTES_TYPE:
-            result = b"".join(value_to_bytes(result))
-        return pack(self.header, {"value": result})
-
-
-Target = StageTarget | InputTarget | StoreTarget
-
-
-def targets_of(
-    graph: WorkflowGraph, header: StageInput, trail: tuple[StageSummary, ...], now: float
-) -> dict[str, Target]:
-    """Where the value of ``header.node`` goes, by graph node (or ``STORE``)."""
-    found: dict[str, Target] = {}
-    for node in graph.nodes:
-        parts = {
-            name: source.path
-            for name, source in node.inputs.items()
-            if isinstance(source, FromStage) and source.node == header.node
-        }
-        if parts:
-            onward = evolve(header, node=node.id, source=header.node, sent_at=now, trail=trail)
-            found[node.id] = StageTarget(onward, node.stage, parts)
-    if graph.output.node == header.node:
-        result = ResultInput(
-            uid=header.uid,
-            workflow=header.workflow,
-            owner=header.owner,
-            content_type=content_type_of(graph),
-            sent_at=now,
-            trail=trail,
-        )
-        found[STORE] = StoreTarget(result, graph.output.path)
-    return found
-
-
-def content_type_of(graph: WorkflowGraph) -> str:
-    """What a result is served as: raw bytes as they are, everything else in the project's own form."""
-    return BYTES_TYPE if graph.returns.kind is Kind.BYTES else VALUE_TYPE
+    target: Target
+    parts: Sequence[Bytes]
+    attempt: int = 1
+    on_taken: Callable[[], None] | None = None
 
 
 @define(eq=False)
@@ -127,64 +47,73 @@ class ResultDeliver:
     _under_way: Counter[int] = field(factory=Counter)
     _turn: int = 0
 
-    async def deliver(self, targets: Mapping[str, Target], packed: Mapping[str, Packed]) -> dict[str, str]:
-        """Send every message; returns the cluster node that each went to.
+    async def deliver(self, letters: Mapping[str, Letter]) -> dict[str, str]:
+        """Send every message; returns the life of the node that each went to.
 
         Waits while rings are full. Raises the first error that leaves a message undelivered; if the
         caller is cancelled, some messages may have been sent.
         """
-        if len(targets) == 1:
-            [(name, target)] = targets.items()
-            return {name: await self._send(target, packed[name])}
+        if len(letters) == 1:
+            [(name, letter)] = letters.items()
+            return {name: await self.send(letter)}
         heading: dict[str, str] = {}
 
-        async def send(name: str, target: Target) -> None:
-            heading[name] = await self._send(target, packed[name])
+        async def send(name: str, letter: Letter) -> None:
+            heading[name] = await self.send(letter)
 
         try:
             async with asyncio.TaskGroup() as sends:
-                for name, target in targets.items():
-                    sends.create_task(send(name, target))
+                for name, letter in letters.items():
+                    sends.create_task(send(name, letter))
         except* OnePieceError as errors:
             raise errors.exceptions[0] from errors
         return heading
 
-    async def _send(self, target: Target, packed: Packed) -> str:
+    async def send(self, letter: Letter) -> str:
+        """Send one message; as ``deliver``."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + DELIVERY_PATIENCE_SECONDS
         last: OnePieceError | None = None
         while True:
             changed = self.env.routes.changed
-            for place in self._places(target):
+            for place in self._places(letter.target):
                 try:
-                    await self._send_to(place, target, packed)
+                    await self._send_to(place, letter)
                 except NodeUnreachable as error:
                     last = error
                     continue
-                return place.node_id
+                return place.life
             left = give_up_at - loop.time()
             if left <= 0:
-                raise self._undeliverable(target, last)
+                raise self._undeliverable(letter.target, last)
             try:
                 async with asyncio.timeout(min(left, 1.0)):
                     await changed.wait()
             except TimeoutError:
                 continue
 
-    async def _send_to(self, place: "_Place", target: Target, packed: Packed) -> None:
+    async def _send_to(self, place: "_Place", letter: Letter) -> None:
         async def on_lost() -> None:
-            await self._send_again(target, packed)
+            await self._send_again(letter)
 
         self._under_way[place.actor_id] += 1
         try:
-            await self.env.outbox.send(place.address, packed.parts, kind=place.kind, on_lost=on_lost)
+            await self.env.outbox.send(
+                place.address,
+                letter.parts,
+                kind=place.kind,
+                flags=letter.attempt,
+                on_lost=on_lost,
+                on_taken=letter.on_taken,
+            )
         finally:
             self._under_way[place.actor_id] -= 1
 
-    async def _send_again(self, target: Target, packed: Packed) -> None:
+    async def _send_again(self, letter: Letter) -> None:
         """A message was lost with its ring before anybody took it: send it elsewhere."""
+        target = letter.target
         try:
-            await self._send(target, packed)
+            await self.send(letter)
         except OnePieceError as error:
             stage = None if isinstance(target, StoreTarget) else target.header.node
             lost = RequestErrored(target.header.uid, stage, self.env.node_id, error.to_wire())
@@ -196,7 +125,7 @@ class ResultDeliver:
             stores = {n.node_id: n for n in table.nodes if "store" in n.roles}
             while stores:
                 chosen = stores.pop(rendezvous(target.header.uid, stores))
-                yield _Place(chosen.node_id, -1, f"{chosen.address}/{STORE_REGION}", KIND_RESULT)
+                yield _Place(chosen.life, -1, f"{chosen.address}/{STORE_REGION}", KIND_RESULT)
             return
         named = target.header.joins.get(target.header.node)
         if named is not None:
@@ -230,11 +159,11 @@ class ResultDeliver:
 
 @frozen
 class _Place:
-    node_id: str
+    life: str
     actor_id: int
     address: str
     kind: int
 
 
 def _place_of(actor: ActorRoute) -> _Place:
-    return _Place(actor.node_id, actor.actor_id, actor.address, KIND_STAGE_INPUT)
+    return _Place(actor.life, actor.actor_id, actor.address, KIND_STAGE_INPUT)

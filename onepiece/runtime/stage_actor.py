@@ -21,28 +21,47 @@ Cancelling ``run`` stops at once: what is queued or runs is lost with the inbox.
 
 import asyncio
 import contextlib
+import functools
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
 from attrs import define, field, frozen
 
 from onepiece.codec import CodecError, Packed, unpack
 from onepiece.core.inventory import ActorReport, ActorState
-from onepiece.errors import DeadlineExceeded, NodeLost, OnePieceError, SchemaMismatch, StageFailed
+from onepiece.core.retention import OutputKey
+from onepiece.core.routing import ActorRoute
+from onepiece.errors import (
+    DeadlineExceeded,
+    NodeLost,
+    NodeUnreachable,
+    OnePieceError,
+    SchemaMismatch,
+    StageFailed,
+)
 from onepiece.graph import StageSpec, WorkflowGraph
 from onepiece.limits import (
+    REPORT_LINGER_SECONDS,
     STOPPED_UIDS_MAX,
     WORKFLOW_PATIENCE_SECONDS,
 )
 from onepiece.log import get_logger
-from onepiece.messages import KIND_STAGE_INPUT, RequestErrored, StageInput, StageReport, StageSummary
+from onepiece.messages import (
+    KIND_STAGE_INPUT,
+    Consumed,
+    RequestErrored,
+    StageInput,
+    StageReport,
+    StageSummary,
+)
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import Held, Job, RequestScheduler
-from onepiece.runtime.result_deliver import ResultDeliver, Target, targets_of
+from onepiece.runtime.result_deliver import Letter, ResultDeliver
+from onepiece.runtime.result_targets import Target, targets_of
 from onepiece.runtime.signal import Signal
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
 from onepiece.stage import Stage
@@ -53,6 +72,7 @@ _SLOTS: Final = 1024
 
 @define(eq=False)
 class _Running:
+    job: Job
     context: RunningStage
     task: asyncio.Task[Any]
 
@@ -82,6 +102,10 @@ class StageActor:
     _in_hand: int = 0
     """Messages that are just being taken in or sent out."""
     _stopped: "OrderedDict[str, OnePieceError]" = field(factory=OrderedDict)
+    _done: "OrderedDict[tuple[str, str], int]" = field(factory=OrderedDict)
+    """The attempt in which each stage of a request was done here."""
+    _is_ending: bool = False
+    _tasks: asyncio.TaskGroup | None = None
     _work: Signal = field(factory=Signal)
     _drain: asyncio.Event = field(factory=asyncio.Event)
     _loaded: LoadedStage | None = None
@@ -136,6 +160,7 @@ class StageActor:
                     await self._unload()
 
     async def _serve(self, inbox: Receiver, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
         deliver = ResultDeliver(self.env)
         workers = [
             tasks.create_task(self._intake(inbox)),
@@ -152,6 +177,7 @@ class StageActor:
 
     def _stop_running(self) -> None:
         """Ended with work in hand: a job that is cancelled is waited for, so its ``report`` has to raise."""
+        self._is_ending = True
         for running in self._running.values():
             uid = running.context.uid
             reason = NodeLost(f"{self.stage.key} was ended on {self.env.node_id} during {uid}", uid=uid)
@@ -243,19 +269,95 @@ class StageActor:
                 released = True
                 inbox.release(delivery)
 
-        held = Held(header, unpacked.values, delivery.payload, self.env.now(), release)
+        held = Held(
+            header, unpacked.values, delivery.payload, self.env.now(), max(1, delivery.flags), release
+        )
         try:
             self._check_alive(header)
             graph = await self._graph(header)
             node = next((node for node in graph.nodes if node.id == header.node), None)
             if node is None or node.stage != self.stage.key:
                 raise CodecError(f"{header.node} of {header.workflow} is not for {self.stage.key}")
+            if self._is_repeat(header, held.attempt):
+                release()
+                return None
             return self._scheduler.add(node, frozenset(graph.predecessors(node.id)), held)
         except OnePieceError as error:
             release()
             if header.uid not in self._stopped:
                 self._break(header, error)
             return None
+
+    def _is_repeat(self, header: StageInput, attempt: int) -> bool:
+        """Whether this stage of the request is here already, or was and need not run again.
+
+        What was lost on its way is sent again, sometimes although it had arrived. A stage that is done
+        runs again only if its owner asks for that and its output is no longer held.
+        """
+        key = (header.uid, header.node)
+        if key in self._running or self._scheduler.is_queued(*key):
+            return True
+        done = self._done.get(key)
+        if done is None:
+            return False
+        if attempt > done and not self.env.retainer.targets_of(*key):
+            del self._done[key]
+            return False
+        if attempt > done:
+            self._done[key] = attempt
+            self._redeliver(header, attempt)
+        return True
+
+    def _redeliver(self, header: StageInput, attempt: int) -> None:
+        """The owner does not know that this stage is done: send on what is held, and say so."""
+        assert self._tasks is not None
+
+        async def redeliver() -> None:
+            letters = {}
+            for key in self.env.retainer.targets_of(header.uid, header.node):
+                output = await self.env.retainer.fetch(key)
+                if output is not None:
+                    letters[key.target] = Letter(output.target, output.parts, attempt)
+            heading = await ResultDeliver(self.env).deliver(letters)
+            self._tell(header, EventKind.STAGE_FINISHED, {}, heading)
+
+        tasks = self._tasks
+        tasks.create_task(self._reporting_errors(header, redeliver()))
+
+    async def _reporting_errors(self, header: StageInput, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except OnePieceError as error:
+            self._break(header, error)
+
+    async def forward_joins(self) -> None:
+        """Routes have changed: inputs that meet elsewhere now are sent there."""
+        for job in self._scheduler.joins():
+            met = self._meeting_point(job)
+            if met is None or met.actor_id == self.actor_id or not met.address:
+                continue
+            self._scheduler.take_join(job)
+            for held in job.held.values():
+                with contextlib.suppress(NodeUnreachable):  # its death is noticed, and more is sent then
+                    await self.env.outbox.send(
+                        met.address, [held.payload], kind=KIND_STAGE_INPUT, flags=held.attempt
+                    )
+
+    def _meeting_point(self, job: Job) -> ActorRoute | None:
+        table = self.env.routes.table
+        named = table.actor(job.header.joins.get(job.node, -1))
+        return named if named is not None and named.address else table.meeting_point(self.stage.key, job.uid)
+
+    def held_work(self) -> list[StageInput]:
+        """A header for each stage of a request that is here and not done."""
+        jobs = [*self._scheduler.all_jobs(), *(running.job for running in self._running.values())]
+        return [job.header for job in jobs]
+
+    def active_of(self, uid: str) -> dict[str, str]:
+        """What is queued or runs of a request, by graph node."""
+        found = {job.node: "queued" for job in self._scheduler.all_jobs() if job.uid == uid and job.is_ready}
+        found.update({node: "running" for running_uid, node in self._running if running_uid == uid})
+        return found
 
     def _check_alive(self, header: StageInput) -> None:
         stopped = self._stopped.get(header.uid)
@@ -290,6 +392,7 @@ class StageActor:
     async def _work_on(self, deliver: ResultDeliver, tasks: asyncio.TaskGroup) -> None:
         while True:
             await self._work.wait_for(self._has_work)
+            await self.env.retainer.room()
             job = self._scheduler.pull()
             if job is None:
                 continue  # another worker was quicker
@@ -303,7 +406,7 @@ class StageActor:
     async def _execute(self, job: Job, deliver: ResultDeliver) -> bool:
         """Run a job and send what comes out; says whether it left the stage dirty."""
         header = job.header
-        context = self._context(header.uid, header.deadline_at, job.node, header)
+        context = self._context(header.uid, header.deadline_at, job.node, header, job.attempt)
         started_at = self.env.now()
 
         def package(value: Any, compute_seconds: float) -> _Shipment:
@@ -312,30 +415,63 @@ class StageActor:
         self._tell(header, EventKind.STAGE_STARTED, {})
         task = asyncio.current_task()
         assert task is not None
-        running = self._running[job.uid, job.node] = _Running(context, task)
+        running = self._running[job.uid, job.node] = _Running(job, context, task)
         try:
-            worker = TaskWorker(self.stage, self.threads)
-            outcome = await worker.execute(job, context, package, lambda error: self._break(header, error))
+            outcome = await TaskWorker(self.stage, self.threads).execute(job, context, package)
         finally:
             if self._running.get((job.uid, job.node)) is running:
                 del self._running[job.uid, job.node]
         if outcome.shipment is None:
             assert outcome.error is not None
-            self._break(header, outcome.error)
+            if (
+                not self._is_ending
+            ):  # ended with the actor, it is not the request's fault: it goes on elsewhere
+                self._break(header, outcome.error)
             return outcome.is_dirty
-        shipment = outcome.shipment
         self._in_hand += 1
         try:
-            heading = await deliver.deliver(shipment.targets, shipment.packed)
+            await self._send_on(job, outcome.shipment, deliver)
         except OnePieceError as error:
             self._break(header, error)
-            return False
         finally:
             self._in_hand -= 1
+        return False
+
+    async def _send_on(self, job: Job, shipment: "_Shipment", deliver: ResultDeliver) -> None:
+        """Retain the outputs, send them, and tell those who retain the inputs once all are taken."""
+        untaken = set(shipment.targets)
+
+        def on_taken(name: str) -> None:
+            untaken.discard(name)
+            if not untaken:
+                self._consumed(job)
+
+        letters = {}
+        for name, target in shipment.targets.items():
+            packed = shipment.packed[name]
+            if target.is_retained:
+                self.env.retainer.hold(OutputKey(job.uid, job.node, name), target, packed)
+            taken = functools.partial(on_taken, name)
+            letters[name] = Letter(target, packed.parts, job.attempt, taken)
+        self._remember_done(job)
+        heading = await deliver.deliver(letters)
         sent_bytes = sum(packed.length for packed in shipment.packed.values())
         detail = {**shipment.summary.detail, "sent_bytes": sent_bytes}
-        self._tell(header, EventKind.STAGE_FINISHED, detail, heading)
-        return False
+        self._tell(job.header, EventKind.STAGE_FINISHED, detail, heading)
+
+    def _remember_done(self, job: Job) -> None:
+        self._done[job.uid, job.node] = job.attempt
+        if len(self._done) > STOPPED_UIDS_MAX:
+            self._done.popitem(last=False)
+
+    def _consumed(self, job: Job) -> None:
+        for held in job.held.values():
+            if held.header.retained_by is not None:
+                self.env.outbox.post(
+                    held.header.retained_by,
+                    Consumed(job.uid, held.header.source, job.node),
+                    linger_seconds=REPORT_LINGER_SECONDS,
+                )
 
     def _package(self, job: Job, value: Any, started_at: float, compute_seconds: float) -> "_Shipment":
         now = self.env.now()
@@ -346,9 +482,9 @@ class StageActor:
             "compute_seconds": compute_seconds,
             "device": self.threads.name,
         }
-        summary = StageSummary(job.node, self.env.node_id, self.actor_id, now, detail)
+        summary = StageSummary(job.node, self.env.node_id, self.env.identity.life, self.actor_id, now, detail)
         graph = self.env.routes.graphs[job.workflow]
-        targets = targets_of(graph, job.header, (*job.trail, summary), now)
+        targets = targets_of(graph, job.header, (*job.trail, summary), self.env.control_address, now)
         packed = {name: target.pack(value) for name, target in targets.items()}
         return _Shipment(targets, packed, summary)
 
@@ -372,7 +508,12 @@ class StageActor:
     # --- telling -------------------------------------------------------------------------------
 
     def _context(
-        self, uid: str, deadline_at: float | None, stage: str, header: StageInput | None = None
+        self,
+        uid: str,
+        deadline_at: float | None,
+        stage: str,
+        header: StageInput | None = None,
+        attempt: int = 1,
     ) -> RunningStage:
         loop = asyncio.get_running_loop()
 
@@ -386,7 +527,7 @@ class StageActor:
             uid=uid,
             stage=stage,
             node=self.env.node_id,
-            attempt=header.attempt if header else 1,
+            attempt=attempt,
             deadline_at=deadline_at,
             threads=self.threads,
             progress=progress,
@@ -414,6 +555,7 @@ class StageActor:
             kind=kind.value,
             stage=header.node,
             node_id=self.env.node_id,
+            life=self.env.identity.life,
             actor_id=self.actor_id,
             at=self.env.now(),
             detail=detail,

@@ -45,7 +45,7 @@ WIDE = Plan(
 
 def progress_of(plan: Plan, lives_max: int = 99, resends_max: int = 99) -> StageProgress:
     """A fresh request of a plan; bounds that are not reached unless asked for."""
-    return StageProgress(UID, plan, "proxy", lives_max, resends_max)
+    return StageProgress(UID, plan, lives_max, resends_max)
 
 
 def sent(answer: list[Sending] | GivenUp) -> list[Sending]:
@@ -77,7 +77,7 @@ def test_dead_decoder_costs_no_finished_denoise() -> None:
     finish(progress, "b", "n2", c="n3")
     progress.report("c", EventKind.STAGE_STARTED, "n3")
     assert progress.lose_nodes(frozenset({"n3"})) is None
-    assert progress.advance() == [Resend(UID, "b", "c", "n2")]
+    assert progress.advance() == [Resend(UID, "b", "c", "n2", 2)]
     assert progress.advance() == []
 
 
@@ -88,9 +88,9 @@ def test_both_sides_lost_goes_back_to_what_is_left() -> None:
     finish(progress, "a", "n1", b="n2")
     finish(progress, "b", "n2", c="n3")
     progress.lose_nodes(frozenset({"n2", "n3"}))
-    assert progress.advance() == [Resend(UID, "a", "b", "n1")]
+    assert progress.advance() == [Resend(UID, "a", "b", "n1", 2)]
     progress.lose_nodes(frozenset({"n1"}))
-    assert progress.advance() == [SendInputs(UID, "a")]
+    assert progress.advance() == [SendInputs(UID, "a", 3)]
 
 
 def test_checkpoint_stands_in_for_a_dead_retainer() -> None:
@@ -100,7 +100,7 @@ def test_checkpoint_stands_in_for_a_dead_retainer() -> None:
     finish(progress, "denoise", "n1", decode="n2")
     progress.report("decode", EventKind.STAGE_STARTED, "n2")
     progress.lose_nodes(frozenset({"n1", "n2"}))
-    assert progress.advance() == [RestoreCheckpoint(UID, "denoise", "decode")]
+    assert progress.advance() == [RestoreCheckpoint(UID, "denoise", "decode", 2)]
 
 
 def test_unretained_edge_ends_in_a_loss_that_is_named() -> None:
@@ -122,7 +122,7 @@ def test_poison_takes_two_nodes_and_no_third() -> None:
     progress.advance()
     progress.report("a", EventKind.STAGE_STARTED, "n1")
     assert progress.lose_nodes(frozenset({"n1"})) is None
-    assert progress.advance() == [SendInputs(UID, "a")]
+    assert progress.advance() == [SendInputs(UID, "a", 2)]
     progress.report("a", EventKind.STAGE_STARTED, "n2")
     given_up = progress.lose_nodes(frozenset({"n2"}))
     assert given_up is not None
@@ -133,14 +133,14 @@ def test_poison_takes_two_nodes_and_no_third() -> None:
 def test_new_owner_goes_on_from_what_nodes_hold() -> None:
     """An adopted request runs nothing again that some node still has."""
     progress = progress_of(CHAIN)
-    progress.adopt([Holding("n1", {}, ("a",)), Holding("n2", {"b": RUNNING}, ())])
+    progress.adopt([Holding("n1", {}, ("a",)), Holding("n2", {"b": RUNNING}, ())], 1)
     assert progress.advance() == []
     fresh = progress_of(CHAIN)
-    fresh.adopt([Holding("n1", {}, ("a",))])
-    assert fresh.advance() == [Resend(UID, "a", "b", "n1")]
+    fresh.adopt([Holding("n1", {}, ("a",))], 1)
+    assert fresh.advance() == [Resend(UID, "a", "b", "n1", 513)]
     nothing = progress_of(CHAIN)
-    nothing.adopt([])
-    assert nothing.advance() == [SendInputs(UID, "a")]
+    nothing.adopt([], 1)
+    assert nothing.advance() == [SendInputs(UID, "a", 513)]
 
 
 @define

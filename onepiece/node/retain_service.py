@@ -1,0 +1,86 @@
+"""What other nodes ask of this one about outputs it retains, and about requests it works on."""
+
+import asyncio
+from collections.abc import Callable
+
+from onepiece.core.retention import OutputKey
+from onepiece.errors import OnePieceError
+from onepiece.messages import (
+    AdoptRequests,
+    Consumed,
+    HeldRequest,
+    OutputHeaded,
+    OutputNotHeld,
+    ReleaseRequests,
+    RequestErrored,
+    RequestsHeld,
+    ResendOutput,
+    StopRequest,
+)
+from onepiece.node.control import ControlService
+from onepiece.runtime.environment import Environment
+from onepiece.runtime.result_deliver import Letter, ResultDeliver
+
+
+class RetainService:
+    """Sends retained outputs again when a request's owner asks, and lets go of them when told to.
+
+    Args:
+        env: The node.
+        tasks: Where sending again runs.
+        active_of: What is queued or runs of a request on this node, by graph node.
+    """
+
+    def __init__(
+        self, env: Environment, tasks: asyncio.TaskGroup, active_of: Callable[[str], dict[str, str]]
+    ) -> None:
+        self._env = env
+        self._tasks = tasks
+        self._active_of = active_of
+        self._deliver = ResultDeliver(env)
+
+    def attach(self, control: ControlService) -> None:
+        """Receive what actors and owners say."""
+        control.on(Consumed, self._on_consumed)
+        control.on(ResendOutput, self._on_resend)
+        control.on(ReleaseRequests, self._on_release)
+        control.on(StopRequest, self._on_stop)
+        control.on(AdoptRequests, self._on_adopt)
+
+    def _on_consumed(self, message: Consumed) -> None:
+        self._env.retainer.release(OutputKey(message.uid, message.source, message.target))
+
+    def _on_release(self, message: ReleaseRequests) -> None:
+        for uid in message.uids:
+            self._env.retainer.release_request(uid)
+            self._env.owners.pop(uid, None)
+
+    def _on_stop(self, message: StopRequest) -> None:
+        self._env.retainer.release_request(message.uid)
+        self._env.owners.pop(message.uid, None)
+
+    def _on_resend(self, ask: ResendOutput) -> None:
+        self._tasks.create_task(self._resend(ask), name=f"resend {ask.uid}")
+
+    async def _resend(self, ask: ResendOutput) -> None:
+        output = await self._env.retainer.fetch(OutputKey(ask.uid, ask.source, ask.target))
+        if output is None:
+            self._env.outbox.post(ask.owner, OutputNotHeld(ask.uid, ask.source, ask.target))
+            return
+        try:
+            life = await self._deliver.send(Letter(output.target, output.parts, ask.attempt))
+        except OnePieceError as error:
+            errored = RequestErrored(ask.uid, ask.target, self._env.node_id, error.to_wire())
+            self._env.outbox.post(ask.owner, errored)
+            return
+        self._env.outbox.post(ask.owner, OutputHeaded(ask.uid, {ask.target: life}))
+
+    def _on_adopt(self, message: AdoptRequests) -> None:
+        held = []
+        for uid in message.uids:
+            self._env.owners[uid] = message.owner
+            active, retained = self._active_of(uid), self._env.retainer.sources_of(uid)
+            if active or retained:
+                held.append(HeldRequest(uid, active, retained))
+        answer = RequestsHeld(message.call, self._env.identity.life, tuple(held))
+        self._env.outbox.post(message.owner, answer)

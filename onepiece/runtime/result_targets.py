@@ -1,0 +1,108 @@
+"""Where a stage's value goes: one message for each graph node that uses a part of it.
+
+A message holds just the parameters that its graph node takes from the value. The workflow's own output
+goes to the result store.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import evolve, frozen
+
+from onepiece.codec import Packed, pack, select, value_to_bytes
+from onepiece.graph import FromStage, WorkflowGraph
+from onepiece.messages import STORE, ResultInput, StageInput, StageSummary
+from onepiece.types import Kind
+
+BYTES_TYPE: Final = "application/octet-stream"
+VALUE_TYPE: Final = "application/vnd.onepiece.value"
+
+
+@frozen
+class StageTarget:
+    """A graph node that takes parameters from a stage's value."""
+
+    header: StageInput
+    stage: str
+    parts: Mapping[str, tuple[int | str, ...]]
+    """Parameter -> which item of the value."""
+    is_retained: bool = True
+
+    def pack(self, value: Any) -> Packed:
+        """The message with this node's parameters."""
+        return pack(self.header, {name: select(value, path) for name, path in self.parts.items()})
+
+
+@frozen
+class InputTarget:
+    """A graph node that takes parameters from the workflow's inputs."""
+
+    header: StageInput
+    stage: str
+    names: Mapping[str, str]
+    """Parameter -> which input."""
+    is_retained: bool = False
+    """The owner keeps the inputs themselves."""
+
+    def pack(self, inputs: Mapping[str, Any]) -> Packed:
+        """The message with this node's inputs."""
+        return pack(self.header, {name: inputs[source] for name, source in self.names.items()})
+
+
+@frozen
+class StoreTarget:
+    """The result store, for the workflow's own output."""
+
+    header: ResultInput
+    path: tuple[int | str, ...]
+    is_retained: bool = True
+
+    def pack(self, value: Any) -> Packed:
+        """The message with the result: as it is where it is bytes, else in the project's own form."""
+        result = select(value, self.path)
+        if self.header.content_type != BYTES_TYPE:
+            result = b"".join(value_to_bytes(result))
+        return pack(self.header, {"value": result})
+
+
+Target = StageTarget | InputTarget | StoreTarget
+
+
+def targets_of(
+    graph: WorkflowGraph,
+    header: StageInput,
+    trail: tuple[StageSummary, ...],
+    retained_by: str | None,
+    now: float,
+) -> dict[str, Target]:
+    """Where the value of ``header.node`` goes, by graph node (or ``STORE``)."""
+    found: dict[str, Target] = {}
+    for node in graph.nodes:
+        parts = {
+            name: source.path
+            for name, source in node.inputs.items()
+            if isinstance(source, FromStage) and source.node == header.node
+        }
+        if parts:
+            onward = evolve(
+                header, node=node.id, source=header.node, sent_at=now, trail=trail, retained_by=retained_by
+            )
+            found[node.id] = StageTarget(onward, node.stage, parts)
+    if graph.output.node == header.node:
+        result = ResultInput(
+            uid=header.uid,
+            workflow=header.workflow,
+            owner=header.owner,
+            content_type=content_type_of(graph),
+            sent_at=now,
+            trail=trail,
+            source=header.node,
+            retained_by=retained_by,
+        )
+        found[STORE] = StoreTarget(result, graph.output.path)
+    return found
+
+
+def content_type_of(graph: WorkflowGraph) -> str:
+    """What a result is served as: raw bytes as they are, everything else in the project's own form."""
+    return BYTES_TYPE if graph.returns.kind is Kind.BYTES else VALUE_TYPE

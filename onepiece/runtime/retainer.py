@@ -1,0 +1,156 @@
+"""Keeps a node's outputs until the stages that take them are done: the driver of ``RetentionTable``.
+
+The table decides what is kept where; this carries it out: writes what is spilled to a store of the
+node's own, reads it back when it must be sent again, and lets stages wait for room.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from attrs import frozen
+
+from onepiece.codec import Packed
+from onepiece.core.retention import OutputKey, Place, RetentionEffect, RetentionTable, Spill
+from onepiece.errors import OnePieceError
+from onepiece.log import get_logger
+from onepiece.runtime.result_targets import Target
+from onepiece.runtime.signal import Signal
+from onepiece.store import ResultStore
+from transports import Bytes
+
+_SPILLED_TYPE: Final = "application/vnd.onepiece.retained"
+_SPILLED_SECONDS: Final = 30 * 24 * 3600.0
+"""The spill store forgets by release, not by time; nothing lives longer than a month."""
+
+
+@frozen
+class Output:
+    """A message that is retained, and where it goes."""
+
+    target: Target
+    parts: Sequence[Bytes]
+
+
+_AFTER_TOMBSTONES: Final = 3600.0
+"""Names are never used twice, so tombstones serve nobody; time in the spill store stands at 0 else."""
+
+
+class Retainer:
+    """The outputs of one node; ``spill`` is None where nothing may be written to disk."""
+
+    def __init__(
+        self, table: RetentionTable[Output], spill: ResultStore | None, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._table = table
+        self._spill = spill
+        self._tasks = tasks
+        self._room = Signal()
+        self._targets: dict[OutputKey, Target] = {}
+        self._names: dict[OutputKey, str] = {}
+        self._serial = itertools.count()
+
+    async def room(self) -> None:
+        """Wait until stages may take new work."""
+        await self._room.wait_for(lambda: self._table.has_room)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all outputs held, in memory and on disk."""
+        return self._table.held_bytes
+
+    def metrics(self) -> Mapping[str, int]:
+        """What is held, for people."""
+        return {
+            "outputs": len(self._table),
+            "memory_bytes": self._table.memory_bytes,
+            "disk_bytes": self._table.disk_bytes,
+        }
+
+    def hold(self, key: OutputKey, target: Target, packed: Packed) -> None:
+        """Retain an output from now on."""
+        self._targets[key] = target
+        self._carry_out(self._table.hold(key, Output(target, packed.parts), packed.length))
+
+    def release(self, key: OutputKey) -> None:
+        """It is needed no longer."""
+        self._forget([key], self._table.release(key))
+
+    def release_request(self, uid: str) -> None:
+        """Nothing of the request is needed any longer."""
+        keys = [key for key in self._table.keys() if key.uid == uid]
+        self._forget(keys, self._table.release_request(uid))
+
+    def release_all(self) -> None:
+        """This node was declared dead: what it holds belongs to a life that is over."""
+        for uid in {key.uid for key in self._table.keys()}:
+            self.release_request(uid)
+
+    def sources_of(self, uid: str) -> tuple[str, ...]:
+        """The graph nodes of a request whose outputs are held."""
+        return self._table.sources_of(uid)
+
+    def targets_of(self, uid: str, source: str) -> list[OutputKey]:
+        """The outputs of one graph node of a request that are held."""
+        return [key for key in self._table.keys() if key.uid == uid and key.source == source]
+
+    async def fetch(self, key: OutputKey) -> Output | None:
+        """An output as it was held; None if it is not, or the disk lost it."""
+        found = self._table.find(key)
+        if found is None:
+            return None
+        place, output = found
+        if output is not None:
+            return output
+        assert place is Place.DISK
+        assert self._spill is not None
+        try:
+            pieces = [piece async for piece in self._spill.read(self._names[key])]
+        except (OnePieceError, KeyError) as error:
+            get_logger().error("retained_output_unreadable", output=str(key), error=str(error))
+            self.release(key)
+            return None
+        return Output(self._targets[key], pieces)
+
+    def _forget(self, keys: Sequence[OutputKey], effects: Sequence[RetentionEffect]) -> None:
+        for key in keys:
+            self._targets.pop(key, None)
+        self._carry_out(effects)
+        self._room.notify()
+
+    def _carry_out(self, effects: Sequence[RetentionEffect]) -> None:
+        for effect in effects:
+            if self._spill is None:
+                if isinstance(effect, Spill):
+                    self._table.spill_failed(effect.key)
+                continue
+            write = self._write if isinstance(effect, Spill) else self._remove
+            self._tasks.create_task(write(effect.key), name=f"retained {effect.key}")
+
+    async def _write(self, key: OutputKey) -> None:
+        assert self._spill is not None
+        found = self._table.find(key)
+        if found is None or found[1] is None:
+            return
+        name = self._names[key] = f"retained-{next(self._serial)}"
+        try:
+            await self._spill.put(
+                name, found[1].parts, content_type=_SPILLED_TYPE, ttl_seconds=_SPILLED_SECONDS, now=0.0
+            )
+        except OnePieceError as error:
+            get_logger().warning("retained_output_not_spilled", output=str(key), error=error.message)
+            self._table.spill_failed(key)
+            return
+        self._carry_out(self._table.spilled(key))
+
+    async def _remove(self, key: OutputKey) -> None:
+        assert self._spill is not None
+        name = self._names.pop(key, None)
+        if name is None:
+            return
+        try:
+            await self._spill.purge(name, 0.0)
+            await self._spill.expire(_AFTER_TOMBSTONES)
+        except OnePieceError as error:
+            get_logger().warning("retained_output_not_removed", output=str(key), error=error.message)
