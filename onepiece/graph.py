@@ -106,6 +106,8 @@ class StageSpec:
     instances: int = 1
     isolation: Isolation = Isolation.THREAD
     concurrency: int = 1
+    checkpoint: bool = False
+    """Whether its output is kept in the result store until the request has ended."""
 
     def parameter(self, name: str) -> Parameter | None:
         """The parameter of this name."""
@@ -130,6 +132,8 @@ class FromStage:
 
     node: str
     path: tuple[int | str, ...] = ()
+    is_retained: bool = True
+    """Whether the value is kept until the node that takes it is done; else it is sent at most once."""
 
     def __str__(self) -> str:
         steps = "".join(f".{step}" if isinstance(step, str) else f"[{step}]" for step in self.path)

@@ -34,6 +34,7 @@ STORE: Final = "@store"
 KIND_CONTROL: Final = 1
 KIND_STAGE_INPUT: Final = 2
 KIND_RESULT: Final = 3
+KIND_RECORD: Final = 4
 
 
 @register
@@ -194,6 +195,99 @@ class ReleaseRequests:
     """These requests have ended: nothing of them need be retained."""
 
     uids: tuple[str, ...]
+
+
+@register
+@frozen
+class RequestRecord:
+    """Header of a request's inputs on their way to a store node, which keeps them until it has ended.
+
+    Answered by ``RecordKept`` with the same ``call``. ``owner_life`` is the life of the proxy's node that
+    owns the request; ``adoptions`` counts how often that has changed.
+    """
+
+    call: int
+    uid: str
+    workflow: str
+    owner: str
+    owner_life: str
+    key: str | None
+    accepted_at: float
+    deadline_at: float
+    adoptions: int = 0
+
+
+@register
+@frozen
+class RecordKept:
+    """The record is durable; or ``uid`` is another request's, which has the key already."""
+
+    call: int
+    uid: str
+    error: Mapping[str, Any] | None = None
+
+
+@register
+@frozen
+class DropRecords:
+    """These requests have ended: their records are needed no longer."""
+
+    uids: tuple[str, ...]
+
+
+@register
+@frozen
+class ListOrphans:
+    """Ask a store node for records whose owner is not among ``living``; answered by ``OrphansListed``."""
+
+    call: int
+    reply_to: str
+    living: tuple[str, ...]
+    limit: int
+
+
+@register
+@frozen
+class OrphansListed:
+    """Records without a living owner; ``call`` of each is 0."""
+
+    call: int
+    records: tuple[RequestRecord, ...]
+
+
+@register
+@frozen
+class TakeOver:
+    """A proxy wants to own a request; answered by ``TakenOver``. The higher ``adoptions`` wins."""
+
+    call: int
+    reply_to: str
+    uid: str
+    owner: str
+    owner_life: str
+    adoptions: int
+
+
+@register
+@frozen
+class TakenOver:
+    """Whether the proxy owns the request now, as far as this store node is concerned."""
+
+    call: int
+    uid: str
+    granted: bool
+
+
+@register
+@frozen
+class ReadRecord:
+    """Ask a store node for the inputs of a record; answered by ``ResultPiece``."""
+
+    call: int
+    reply_to: str
+    uid: str
+    start: int
+    length: int
 
 
 @register

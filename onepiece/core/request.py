@@ -88,6 +88,7 @@ class StageReported:
     kind: EventKind
     stage: str
     node_id: str
+    life: str
     at: float
     detail: Mapping[str, Any] = field(factory=dict)
     heading: Mapping[str, str] = field(factory=dict)
@@ -389,9 +390,9 @@ class RequestTable:
     def _report(self, record: _Record, event: StageReported, now: float) -> list[Effect]:
         if event.kind not in _REPORTABLE or not record.progress.knows(event.stage):
             return []  # a stage neither accepts a request nor ends one
-        if event.node_id in self._dead:
+        if event.life in self._dead:
             return []
-        is_news = record.progress.report(event.stage, event.kind, event.node_id)
+        is_news = record.progress.report(event.stage, event.kind, event.life)
         record.progress.head(event.heading, self._dead)
         if not is_news:
             return []

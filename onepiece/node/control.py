@@ -36,23 +36,23 @@ class ControlService:
     """Dispatches control messages, from the ring or from this very node."""
 
     def __init__(self) -> None:
-        self._handlers: dict[type, Handler] = {}
+        self._handlers: dict[type, list[Handler]] = {}
 
     def on(self, kind: type[_Message], handler: Callable[[_Message], object]) -> None:
-        """Have ``handler`` called with each message of ``kind``."""
-        assert kind not in self._handlers
-        self._handlers[kind] = handler
+        """Have ``handler`` called with each message of ``kind``, behind those that asked before."""
+        self._handlers.setdefault(kind, []).append(handler)
 
     def dispatch(self, message: object) -> None:
         """Hand a message to its part; one that no part of this node asked for is logged."""
-        handler = self._handlers.get(type(message))
-        if handler is None:
+        handlers = self._handlers.get(type(message))
+        if handlers is None:
             get_logger().debug("control_message_unwanted", kind=type(message).__name__)
             return
-        try:
-            handler(message)
-        except Exception:  # noqa: BLE001 - a bug in one handler costs one message
-            get_logger().exception("control_handler_failed", message=repr(message)[:500])
+        for handler in handlers:
+            try:
+                handler(message)
+            except Exception:  # noqa: BLE001 - a bug in one handler costs one message
+                get_logger().exception("control_handler_failed", message=repr(message)[:500])
 
     async def serve(self, listener: Listener, opened: "asyncio.Future[Receiver]") -> None:
         """Receive until cancelled."""

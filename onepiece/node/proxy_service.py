@@ -1,76 +1,27 @@
-"""The proxy of one node: owns the requests that clients submit to it.
+"""The proxy of one node: what clients ask, answered from the requests it owns and the results stored.
 
-It carries out what ``RequestTable`` decides: sends inputs to the entry stages, tells followers what
-happens, tells nodes to stop work of requests that have ended, and reads results from wherever they are
-stored. It implements ``Frontend`` for the HTTP side and holds no state of its own but the table, the
-reads of results and the followers.
+It implements ``Frontend`` for the HTTP side: admission, readiness, the list of nodes, and everything
+about requests, which ``RequestOwner`` drives.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 
-from attrs import define, evolve, field
-
-from onepiece.codec import CodecError
 from onepiece.core.admission import RequestBudget
-from onepiece.core.request import (
-    Accepted,
-    CancelAsked,
-    Effect,
-    Event,
-    InputsSent,
-    NodesDied,
-    Publish,
-    RequestBroke,
-    RequestTable,
-    ResultArrived,
-    Settled,
-    StageReported,
-    StopStages,
-    Tick,
-)
-from onepiece.errors import (
-    InvalidInput,
-    NotReady,
-    OnePieceError,
-    Overloaded,
-    UnknownRequest,
-    UnknownWorkflow,
-)
-from onepiece.graph import INPUTS, FromInput, WorkflowGraph
+from onepiece.errors import InvalidInput, NotReady, OnePieceError, UnknownRequest, UnknownWorkflow
+from onepiece.graph import WorkflowGraph
 from onepiece.ids import new_uid
-from onepiece.limits import (
-    EVENTS_PER_REQUEST_MAX,
-    FOLLOWERS_PER_REQUEST_MAX,
-    RECORD_KEEP_SECONDS,
-    RECORDS_MAX,
-)
-from onepiece.log import get_logger
-from onepiece.messages import (
-    CONTROL_REGION,
-    RequestErrored,
-    ResultStored,
-    StageInput,
-    StageReport,
-    StopRequest,
-)
+from onepiece.messages import RequestRecord
+from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
 from onepiece.node.frontend import NodeView, Readiness
+from onepiece.node.record_keeper import RecordKeeper
+from onepiece.node.request_owner import RequestOwner
 from onepiece.node.result_reader import RemoteResult, ResultReader
-from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus
+from onepiece.requests import RequestEvent, RequestState, RequestStatus
 from onepiece.runtime.environment import Environment
-from onepiece.runtime.result_deliver import InputTarget, ResultDeliver
-
-_TICK_SECONDS: Final = 0.25
-
-
-@define(eq=False)
-class _Follower:
-    """A client that follows events; woken when there are new ones."""
-
-    wake: asyncio.Event = field(factory=asyncio.Event)
 
 
 class ProxyService:
@@ -79,54 +30,32 @@ class ProxyService:
     def __init__(
         self,
         env: Environment,
-        control_address: str,
         tasks: asyncio.TaskGroup,
         *,
         budget: RequestBudget,
         timeout_seconds: float,
+        copies: int,
     ) -> None:
         self._env = env
-        self._control_address = control_address
-        self._tasks = tasks
         self._budget = budget
         self._timeout_seconds = timeout_seconds
-        self._deliver = ResultDeliver(env)
+        self._results = ResultReader(env, env.control_address)
+        self._calls = Calls(env)
+        records = RecordKeeper(env, self._calls, copies)
+        self._records_answers = records.answers
+        self.owner = RequestOwner(
+            env, tasks, budget=budget, records=records, results=self._results, calls=self._calls
+        )
         self._rng = random.SystemRandom()
-        self._table = RequestTable(RECORDS_MAX, EVENTS_PER_REQUEST_MAX, RECORD_KEEP_SECONDS)
-        self._followers: dict[str, set[_Follower]] = {}
-        self._results = ResultReader(env, control_address)
-        self._settled = asyncio.Event()
         self.draining = False
         self.heartbeat_ages: Callable[[], Mapping[str, float]] = dict
         """Seconds since each node was heard, where this node's manager knows it."""
 
     def attach(self, control: ControlService) -> None:
         """Receive what actors and stores report."""
-        control.on(StageReport, self._on_report)
-        control.on(RequestErrored, self._on_errored)
-        control.on(ResultStored, self._on_stored)
+        self.owner.attach(control)
         self._results.attach(control)
-
-    async def tick(self) -> None:
-        """End what is past its deadline, until cancelled."""
-        while True:
-            await asyncio.sleep(_TICK_SECONDS)
-            self._handle(Tick())
-
-    def nodes_died(self, node_ids: frozenset[str]) -> None:
-        """End the requests that had unfinished work there."""
-        self._handle(NodesDied(node_ids))
-
-    @property
-    def live_count(self) -> int:
-        """Requests that have not ended."""
-        return self._table.live_count()
-
-    async def settled(self) -> None:
-        """Wait until no request is live."""
-        while self._table.live_count():
-            self._settled.clear()
-            await self._settled.wait()
+        self._calls.answered_by(control, *self._records_answers)
 
     # --- what clients ask ----------------------------------------------------------------------
 
@@ -195,32 +124,36 @@ class ProxyService:
     async def submit(
         self, workflow: str, inputs: Mapping[str, Any], *, timeout_seconds: float | None, key: str | None
     ) -> RequestStatus:
-        """Accept a request and send its inputs on their way."""
-        if key is not None and (known := self._table.uid_of_key(key)) is not None:
+        """Accept a request: its record is kept on store nodes before this returns."""
+        if key is not None and (known := self.owner.table.uid_of_key(key)) is not None:
             return self._same_request(known, workflow, key)
         graph = self._admit(workflow)
         now = self._env.now()
         uid = new_uid(now, self._rng)
-        deadline_at = now + (timeout_seconds or self._timeout_seconds)
-        self._budget.take(uid, workflow)
-        stages = tuple(node.id for node in graph.nodes)
-        self._handle(Accepted(uid, workflow, stages, deadline_at, key))
-        header = StageInput(
+        record = RequestRecord(
+            call=0,
             uid=uid,
             workflow=workflow,
-            node="",
-            source=INPUTS,
-            owner=self._control_address,
-            received_at=now,
-            deadline_at=deadline_at,
-            sent_at=now,
-            joins=self._joins(graph, uid),
+            owner=self._env.control_address,
+            owner_life=self._env.identity.life,
+            key=key,
+            accepted_at=now,
+            deadline_at=now + (timeout_seconds or self._timeout_seconds),
         )
-        self._tasks.create_task(self._send_inputs(graph, header, inputs), name=f"inputs {uid}")
-        return self._table.status(uid)
+        self._budget.take(uid, workflow)
+        holder = uid
+        try:
+            holder = await self.owner.accept(graph, record, inputs)
+        except BaseException:
+            self._budget.give_back(uid)
+            raise
+        if holder != uid:
+            self._budget.give_back(uid)
+            return self._known_elsewhere(holder, workflow, key)
+        return self.owner.table.status(uid)
 
     def _same_request(self, uid: str, workflow: str, key: str) -> RequestStatus:
-        status = self._table.status(uid)
+        status = self.owner.table.status(uid)
         if status.workflow != workflow:
             raise InvalidInput(
                 f"the key {key!r} was used for a request of {status.workflow}; a key stands for one request",
@@ -228,63 +161,29 @@ class ProxyService:
             )
         return status
 
-    def _joins(self, graph: WorkflowGraph, uid: str) -> dict[str, int]:
-        """Choose for each join the actor where its inputs meet, spreading them over the actors."""
-        joins: dict[str, int] = {}
-        for node in graph.nodes:
-            if len(graph.predecessors(node.id)) > 1:
-                actor = self._deliver.choose(node.stage) or self._env.routes.table.meeting_point(
-                    node.stage, uid
-                )
-                if actor is not None:
-                    joins[node.id] = actor.actor_id
-        return joins
-
-    async def _send_inputs(self, graph: WorkflowGraph, header: StageInput, inputs: Mapping[str, Any]) -> None:
+    def _known_elsewhere(self, uid: str, workflow: str, key: str | None) -> RequestStatus:
+        """The key stands for a request that another proxy accepted."""
         try:
-            targets = dict(_input_targets(graph, header))
-            packed = {name: target.pack(inputs) for name, target in targets.items()}
-            heading = await self._deliver.deliver(targets, packed)
-        except (OnePieceError, CodecError) as error:
-            self._handle(RequestBroke(header.uid, None, self._env.node_id, error.to_wire()))
-            return
-        self._handle(InputsSent(header.uid, heading))
+            return self._same_request(uid, workflow, key or "")
+        except UnknownRequest:
+            now = self._env.now()
+            return RequestStatus(uid, workflow, RequestState.RUNNING, now, None, None, {}, key=key)
 
     def status(self, uid: str) -> RequestStatus:
         """Raises ``UnknownRequest``."""
-        return self._table.status(uid)
+        return self.owner.table.status(uid)
 
     def requests(self, *, limit: int, state: str | None) -> Sequence[RequestStatus]:
         """Newest first."""
-        return self._table.statuses(limit=limit, state=state)
+        return self.owner.table.statuses(limit=limit, state=state)
 
-    async def events(self, uid: str, after: int) -> AsyncIterator[RequestEvent]:
+    def events(self, uid: str, after: int) -> AsyncIterator[RequestEvent]:
         """Events with ``sequence > after`` as they come; ends behind the final one."""
-        self._table.status(uid)
-        followers = self._followers.setdefault(uid, set())
-        if len(followers) >= FOLLOWERS_PER_REQUEST_MAX:
-            raise Overloaded(f"{len(followers)} clients follow request {uid} already", uid=uid)
-        follower = _Follower()
-        followers.add(follower)
-        try:
-            while True:
-                follower.wake.clear()
-                for event in self._table.events(uid, after):
-                    yield event
-                    after = event.sequence
-                if self._table.status(uid).state.is_final and not self._table.events(uid, after):
-                    return
-                await follower.wake.wait()
-        finally:
-            followers.discard(follower)
-            if not followers:
-                self._followers.pop(uid, None)
+        return self.owner.events(uid, after)
 
     async def cancel(self, uid: str) -> RequestStatus:
         """Cancel; no error if the request has ended."""
-        self._table.status(uid)
-        self._handle(CancelAsked(uid))
-        return self._table.status(uid)
+        return self.owner.cancel(uid)
 
     # --- results -------------------------------------------------------------------------------
 
@@ -295,7 +194,7 @@ class ProxyService:
         are asked.
         """
         try:
-            status = self._table.status(uid)
+            status = self.owner.table.status(uid)
         except UnknownRequest:
             return await self._results.open(uid)
         if status.error is not None:
@@ -307,59 +206,3 @@ class ProxyService:
     async def purge(self, uid: str) -> None:
         """Drop a fetched result."""
         await self._results.purge(uid)
-
-    # --- what the set reports ------------------------------------------------------------------
-
-    def _on_report(self, report: StageReport) -> None:
-        try:
-            kind = EventKind(report.kind)
-        except ValueError:
-            get_logger().warning("report_refused", kind=report.kind, node=report.node_id)
-            return
-        self._handle(
-            StageReported(
-                report.uid, kind, report.stage, report.node_id, report.at, report.detail, report.heading
-            )
-        )
-
-    def _on_errored(self, errored: RequestErrored) -> None:
-        self._handle(RequestBroke(errored.uid, errored.stage, errored.node_id, errored.error))
-
-    def _on_stored(self, stored: ResultStored) -> None:
-        self._results.note(stored.uid, stored.node_id)
-        for summary in stored.trail:
-            self._handle(
-                StageReported(
-                    stored.uid,
-                    EventKind.STAGE_FINISHED,
-                    summary.stage,
-                    summary.node_id,
-                    summary.at,
-                    summary.detail,
-                )
-            )
-        self._handle(ResultArrived(stored.uid, stored.result_bytes, stored.content_type))
-
-    def _handle(self, event: Event) -> None:
-        for effect in self._table.handle(event, self._env.now()):
-            self._carry_out(effect)
-
-    def _carry_out(self, effect: Effect) -> None:
-        match effect:
-            case Publish(event):
-                for follower in self._followers.get(event.uid, ()):
-                    follower.wake.set()
-            case Settled(uid):
-                self._budget.give_back(uid)
-                self._settled.set()
-            case StopStages(uid, reason):
-                for node in self._env.routes.table.nodes:
-                    if "worker" in node.roles:
-                        self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", StopRequest(uid, reason))
-
-
-def _input_targets(graph: WorkflowGraph, header: StageInput) -> Iterator[tuple[str, InputTarget]]:
-    for node_id in graph.entry_nodes:
-        node = graph.node(node_id)
-        names = {name: source.name for name, source in node.inputs.items() if isinstance(source, FromInput)}
-        yield node_id, InputTarget(evolve(header, node=node_id), node.stage, names)

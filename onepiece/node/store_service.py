@@ -9,11 +9,14 @@ from typing import Final
 
 from onepiece.codec import CodecError, materialise, unpack
 from onepiece.errors import OnePieceError, StoreFull
-from onepiece.limits import RESULT_PIECE_BYTES_MAX
+from onepiece.limits import REPORT_LINGER_SECONDS, RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.messages import (
+    KIND_RECORD,
     KIND_RESULT,
+    STORE,
     STORE_REGION,
+    Consumed,
     PurgeResult,
     ReadResult,
     RequestErrored,
@@ -22,8 +25,9 @@ from onepiece.messages import (
     ResultStored,
 )
 from onepiece.node.control import ControlService
+from onepiece.node.record_service import RecordService
 from onepiece.runtime.environment import Environment
-from onepiece.store import PutOutcome, ResultStore
+from onepiece.store import PutOutcome, RequestLog, ResultStore
 from onepiece.types import BYTES
 from transports import Delivery, Geometry, Receiver, open_receiver
 
@@ -34,8 +38,11 @@ _SLOTS: Final = 1024
 class StoreService:
     """Connects a ``ResultStore`` with the rest of the set."""
 
-    def __init__(self, store: ResultStore, env: Environment, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, store: ResultStore, log: RequestLog, env: Environment, tasks: asyncio.TaskGroup
+    ) -> None:
         self._store = store
+        self._records = RecordService(log, env, tasks)
         self._env = env
         self._tasks = tasks
 
@@ -43,6 +50,7 @@ class StoreService:
         """Answer reads and purges that come as control messages."""
         control.on(ReadResult, self._on_read)
         control.on(PurgeResult, self._on_purge)
+        self._records.attach(control)
 
     def _on_read(self, ask: ReadResult) -> None:
         self._tasks.create_task(self._answer(ask))
@@ -64,10 +72,14 @@ class StoreService:
             await asyncio.sleep(_EXPIRE_SECONDS)
             try:
                 await self._store.expire(self._env.now())
+                await self._records.expire()
             except StoreFull as error:
                 get_logger().warning("store_expire_failed", error=str(error))
 
     async def _take(self, inbox: Receiver, delivery: Delivery) -> None:
+        if delivery.kind == KIND_RECORD:
+            await self._records.take(inbox, delivery)
+            return
         try:
             if delivery.kind != KIND_RESULT:
                 raise CodecError(f"a message of kind {delivery.kind} came to the result store")
@@ -97,10 +109,17 @@ class StoreService:
                 total_bytes, content_type = len(value), header.content_type
         except OnePieceError as error:
             errored = RequestErrored(header.uid, None, self._env.node_id, error.to_wire())
-            self._env.outbox.post(header.owner, errored)
+            self._env.break_request(header.owner, errored)
             return
+        owner = self._env.owners.get(header.uid, header.owner)
+        if header.retained_by is not None:
+            self._env.outbox.post(
+                header.retained_by,
+                Consumed(header.uid, header.source, STORE),
+                linger_seconds=REPORT_LINGER_SECONDS,
+            )
         self._env.outbox.post(
-            header.owner,
+            owner,
             ResultStored(header.uid, self._env.node_id, total_bytes, content_type, header.trail),
         )
 

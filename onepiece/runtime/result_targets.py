@@ -4,14 +4,14 @@ A message holds just the parameters that its graph node takes from the value. Th
 goes to the result store.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from attrs import evolve, frozen
 
 from onepiece.codec import Packed, pack, select, value_to_bytes
-from onepiece.graph import FromStage, WorkflowGraph
-from onepiece.messages import STORE, ResultInput, StageInput, StageSummary
+from onepiece.graph import INPUTS, FromInput, FromStage, WorkflowGraph
+from onepiece.messages import STORE, RequestRecord, ResultInput, StageInput, StageSummary
 from onepiece.types import Kind
 
 BYTES_TYPE: Final = "application/octet-stream"
@@ -106,3 +106,17 @@ def targets_of(
 def content_type_of(graph: WorkflowGraph) -> str:
     """What a result is served as: raw bytes as they are, everything else in the project's own form."""
     return BYTES_TYPE if graph.returns.kind is Kind.BYTES else VALUE_TYPE
+
+
+def pack_record(record: RequestRecord, inputs: Mapping[str, Any]) -> Packed:
+    """A request's inputs as they are kept on store nodes."""
+    return pack(record, inputs)
+
+
+def input_targets(graph: WorkflowGraph, header: StageInput) -> Iterator[tuple[str, InputTarget]]:
+    """The graph nodes that take some of the workflow's inputs."""
+    for node_id in graph.entry_nodes:
+        node = graph.node(node_id)
+        names = {name: source.name for name, source in node.inputs.items() if isinstance(source, FromInput)}
+        onward = evolve(header, node=node_id, source=INPUTS)
+        yield node_id, InputTarget(onward, node.stage, names)

@@ -1,0 +1,124 @@
+"""The records of accepted requests on a store node: kept, passed on to a new owner, dropped."""
+
+import asyncio
+from typing import Final
+
+from onepiece.codec import CodecError, unpack
+from onepiece.errors import OnePieceError, StoreFull
+from onepiece.limits import RESULT_PIECE_BYTES_MAX
+from onepiece.log import get_logger
+from onepiece.messages import (
+    STORE_REGION,
+    DropRecords,
+    ListOrphans,
+    OrphansListed,
+    ReadRecord,
+    RecordKept,
+    RequestRecord,
+    ResultPiece,
+    TakenOver,
+    TakeOver,
+)
+from onepiece.node.control import ControlService
+from onepiece.runtime.environment import Environment
+from onepiece.store import LogEntry, RequestLog
+from transports import Delivery, Receiver
+
+_CONTENT_TYPE: Final = "application/vnd.onepiece.record"
+
+
+class RecordService:
+    """Connects a ``RequestLog`` with the proxies of the set."""
+
+    def __init__(self, log: RequestLog, env: Environment, tasks: asyncio.TaskGroup) -> None:
+        self._log = log
+        self._env = env
+        self._tasks = tasks
+
+    def attach(self, control: ControlService) -> None:
+        """Receive what proxies ask."""
+        control.on(DropRecords, lambda message: self._start(self._drop(message)))
+        control.on(ListOrphans, lambda message: self._start(self._list(message)))
+        control.on(TakeOver, lambda message: self._start(self._take_over(message)))
+        control.on(ReadRecord, lambda message: self._start(self._read(message)))
+
+    def _start(self, work: "asyncio._CoroutineLike[None]") -> None:
+        self._tasks.create_task(work)
+
+    async def take(self, inbox: Receiver, delivery: Delivery) -> None:
+        """Keep a record that came through the store's ring, and say so."""
+        try:
+            record = unpack(delivery.payload, RequestRecord).header
+            body = bytes(delivery.payload)
+        except CodecError as error:
+            get_logger().warning("message_refused", region=STORE_REGION, error=str(error))
+            return
+        finally:
+            inbox.release(delivery)
+        try:
+            holder = await self._log.put(_entry(record), [body], self._env.now())
+            answer = RecordKept(record.call, holder)
+        except OnePieceError as error:
+            answer = RecordKept(record.call, record.uid, error.to_wire())
+        self._env.outbox.post(record.owner, answer)
+
+    async def expire(self) -> None:
+        """Drop what is out of time."""
+        await self._log.expire(self._env.now())
+
+    async def _drop(self, message: DropRecords) -> None:
+        for uid in message.uids:
+            try:
+                await self._log.remove(uid, self._env.now())
+            except StoreFull as error:
+                get_logger().warning("record_not_dropped", request=uid, error=error.message)
+
+    async def _list(self, ask: ListOrphans) -> None:
+        entries = await self._log.orphans(frozenset(ask.living), ask.limit)
+        records = tuple(_record(entry) for entry in entries)
+        self._env.outbox.post(ask.reply_to, OrphansListed(ask.call, records))
+
+    async def _take_over(self, ask: TakeOver) -> None:
+        try:
+            granted = await self._log.adopt(ask.uid, ask.owner_life, ask.owner, ask.adoptions)
+        except OnePieceError:
+            granted = True  # this node has no such record, so it is in nobody's way
+        self._env.owners[ask.uid] = ask.owner
+        self._env.outbox.post(ask.reply_to, TakenOver(ask.call, ask.uid, granted))
+
+    async def _read(self, ask: ReadRecord) -> None:
+        length = min(ask.length, RESULT_PIECE_BYTES_MAX)
+        try:
+            body = await self._log.body(ask.uid)
+            piece = body[ask.start : ask.start + length]
+            answer = ResultPiece(ask.call, len(body), _CONTENT_TYPE, piece)
+        except OnePieceError as error:
+            answer = ResultPiece(ask.call, 0, "", b"", error.to_wire())
+        self._env.outbox.post(ask.reply_to, answer)
+
+
+def _entry(record: RequestRecord) -> LogEntry:
+    return LogEntry(
+        uid=record.uid,
+        workflow=record.workflow,
+        owner_life=record.owner_life,
+        owner=record.owner,
+        key=record.key,
+        accepted_at=record.accepted_at,
+        deadline_at=record.deadline_at,
+        adoptions=record.adoptions,
+    )
+
+
+def _record(entry: LogEntry) -> RequestRecord:
+    return RequestRecord(
+        call=0,
+        uid=entry.uid,
+        workflow=entry.workflow,
+        owner=entry.owner,
+        owner_life=entry.owner_life,
+        key=entry.key,
+        accepted_at=entry.accepted_at,
+        deadline_at=entry.deadline_at,
+        adoptions=entry.adoptions,
+    )

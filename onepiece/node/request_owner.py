@@ -1,0 +1,453 @@
+"""The requests that this proxy owns: carries out what ``RequestTable`` decides about them.
+
+It sends inputs, asks nodes to send what they retain, tells followers what happens, tells nodes to stop
+or let go of requests that have ended, and adopts the requests of owners that died. It decides nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+from attrs import define, evolve, field, frozen
+
+from onepiece.codec import CodecError, materialise, unpack
+from onepiece.core.admission import RequestBudget
+from onepiece.core.request import (
+    Accepted,
+    Adopted,
+    CancelAsked,
+    Effect,
+    Event,
+    Headed,
+    NodesDied,
+    OutputMissing,
+    Publish,
+    ReleaseRetained,
+    RequestBroke,
+    RequestTable,
+    ResultArrived,
+    Settled,
+    StageLost,
+    StageReported,
+    StopStages,
+    Tick,
+)
+from onepiece.core.request_record import Holding, Plan, Resend, RestoreCheckpoint, SendInputs, Sending
+from onepiece.core.routing import rendezvous
+from onepiece.errors import OnePieceError, Overloaded, UnknownRequest
+from onepiece.graph import FromStage, WorkflowGraph
+from onepiece.limits import (
+    EVENTS_PER_REQUEST_MAX,
+    FOLLOWERS_PER_REQUEST_MAX,
+    RECORD_KEEP_SECONDS,
+    RECORDS_MAX,
+)
+from onepiece.log import get_logger
+from onepiece.messages import (
+    CONTROL_REGION,
+    AdoptRequests,
+    OutputHeaded,
+    OutputNotHeld,
+    ReleaseRequests,
+    RequestErrored,
+    RequestRecord,
+    RequestsHeld,
+    ResendOutput,
+    ResultStored,
+    StageInput,
+    StageReport,
+    StageWasLost,
+    StopRequest,
+)
+from onepiece.node.calls import Calls
+from onepiece.node.control import ControlService
+from onepiece.node.record_keeper import RecordKeeper
+from onepiece.node.result_reader import ResultReader
+from onepiece.requests import EventKind, RequestEvent, RequestStatus
+from onepiece.runtime.environment import Environment
+from onepiece.runtime.result_deliver import Letter, ResultDeliver
+from onepiece.runtime.result_targets import input_targets
+
+_TICK_SECONDS: Final = 0.25
+_SCAN_SECONDS: Final = 2.0
+_HELD_SECONDS: Final = 3.0
+
+
+@define(eq=False)
+class _Follower:
+    """A client that follows events; woken when there are new ones."""
+
+    wake: asyncio.Event = field(factory=asyncio.Event)
+
+
+@frozen
+class _Owned:
+    """What a request is made of; kept until it has ended."""
+
+    graph: WorkflowGraph
+    header: StageInput
+    inputs: Mapping[str, Any]
+    record: RequestRecord
+
+
+class RequestOwner:
+    """Drives the table of one proxy."""
+
+    def __init__(
+        self,
+        env: Environment,
+        tasks: asyncio.TaskGroup,
+        *,
+        budget: RequestBudget,
+        records: RecordKeeper,
+        results: ResultReader,
+        calls: Calls,
+    ) -> None:
+        self._env = env
+        self._tasks = tasks
+        self._budget = budget
+        self._records = records
+        self._results = results
+        self._calls = calls
+        self._deliver = ResultDeliver(env, tasks)
+        self._table = RequestTable(RECORDS_MAX, EVENTS_PER_REQUEST_MAX, RECORD_KEEP_SECONDS)
+        self._owned: dict[str, _Owned] = {}
+        self._followers: dict[str, set[_Follower]] = {}
+        self._settled = asyncio.Event()
+        self._scan = asyncio.Event()
+
+    def attach(self, control: ControlService) -> None:
+        """Receive what actors, retaining nodes and stores report."""
+        control.on(StageReport, self._on_report)
+        control.on(RequestErrored, self._on_errored)
+        control.on(ResultStored, self._on_stored)
+        control.on(OutputHeaded, lambda message: self._handle(Headed(message.uid, message.heading)))
+        control.on(OutputNotHeld, self._on_not_held)
+        control.on(StageWasLost, self._on_lost)
+        self._calls.answered_by(control, RequestsHeld)
+
+    async def tick(self) -> None:
+        """End what is past its deadline, until cancelled."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            self._handle(Tick())
+
+    @property
+    def table(self) -> RequestTable:
+        """The records, to be read."""
+        return self._table
+
+    def nodes_died(self, lives: frozenset[str]) -> None:
+        """Go on with what these nodes held, from what is retained elsewhere."""
+        self._handle(NodesDied(lives))
+        self._scan.set()
+
+    def disown(self) -> None:
+        """This node was declared dead: others may own its requests by now."""
+        for uid in self._table.live_uids():
+            self._budget.give_back(uid)
+        self._table.disown()
+        self._owned.clear()
+        for followers in self._followers.values():
+            for follower in followers:
+                follower.wake.set()
+
+    async def settled(self) -> None:
+        """Wait until no request is live."""
+        while self._table.live_count():
+            self._settled.clear()
+            await self._settled.wait()
+
+    # --- from clients --------------------------------------------------------------------------
+
+    async def accept(self, graph: WorkflowGraph, record: RequestRecord, inputs: Mapping[str, Any]) -> str:
+        """Keep a request's record and start it; returns the UID that its key stands for.
+
+        Raises what ``RecordKeeper.keep`` raises; nothing is accepted then. If the caller is cancelled
+        while the record is kept, the request is adopted by some proxy later, or its deadline passes.
+        """
+        uid = await self._records.keep(record, dict(inputs))
+        if uid == record.uid:
+            self._own(graph, record, inputs)
+            self._handle(_accepted(graph, record))
+        return uid
+
+    def _own(self, graph: WorkflowGraph, record: RequestRecord, inputs: Mapping[str, Any]) -> None:
+        header = StageInput(
+            uid=record.uid,
+            workflow=record.workflow,
+            node="",
+            source="",
+            owner=self._env.control_address,
+            received_at=record.accepted_at,
+            deadline_at=record.deadline_at,
+            sent_at=self._env.now(),
+            joins=self._joins(graph, record.uid),
+        )
+        self._owned[record.uid] = _Owned(graph, header, inputs, record)
+
+    def _joins(self, graph: WorkflowGraph, uid: str) -> dict[str, int]:
+        """Choose for each join the actor where its inputs meet, spreading them over the actors."""
+        joins: dict[str, int] = {}
+        for node in graph.nodes:
+            if len(graph.predecessors(node.id)) > 1:
+                met = self._deliver.choose(node.stage)
+                met = met or self._env.routes.table.meeting_point(node.stage, uid)
+                if met is not None:
+                    joins[node.id] = met.actor_id
+        return joins
+
+    def cancel(self, uid: str) -> RequestStatus:
+        """Cancel; no error if the request has ended."""
+        self._table.status(uid)
+        self._handle(CancelAsked(uid))
+        return self._table.status(uid)
+
+    async def events(self, uid: str, after: int) -> AsyncIterator[RequestEvent]:
+        """Events with ``sequence > after`` as they come; ends behind the final one."""
+        self._table.status(uid)
+        followers = self._followers.setdefault(uid, set())
+        if len(followers) >= FOLLOWERS_PER_REQUEST_MAX:
+            raise Overloaded(f"{len(followers)} clients follow request {uid} already", uid=uid)
+        follower = _Follower()
+        followers.add(follower)
+        try:
+            while True:
+                follower.wake.clear()
+                for event in self._table.events(uid, after):
+                    yield event
+                    after = event.sequence
+                if self._table.status(uid).state.is_final and not self._table.events(uid, after):
+                    return
+                await follower.wake.wait()
+        finally:
+            followers.discard(follower)
+            if not followers:
+                self._followers.pop(uid, None)
+
+    # --- what the set reports ------------------------------------------------------------------
+
+    def _on_report(self, report: StageReport) -> None:
+        try:
+            kind = EventKind(report.kind)
+        except ValueError:
+            get_logger().warning("report_refused", kind=report.kind, node=report.node_id)
+            return
+        self._handle(
+            StageReported(
+                report.uid,
+                kind,
+                report.stage,
+                report.node_id,
+                report.life,
+                report.at,
+                report.detail,
+                report.heading,
+            )
+        )
+
+    def _on_errored(self, errored: RequestErrored) -> None:
+        self._handle(RequestBroke(errored.uid, errored.stage, errored.node_id, errored.error))
+
+    def _on_not_held(self, missing: OutputNotHeld) -> None:
+        self._handle(OutputMissing(missing.uid, missing.source, missing.target))
+
+    def _on_lost(self, lost: StageWasLost) -> None:
+        self._handle(StageLost(lost.uid, lost.stage, lost.life))
+
+    def _on_stored(self, stored: ResultStored) -> None:
+        self._results.note(stored.uid, stored.node_id)
+        for each in stored.trail:
+            self._handle(
+                StageReported(
+                    stored.uid, EventKind.STAGE_FINISHED, each.stage, each.node_id, each.life, each.at, each.detail
+                )
+            )
+        self._handle(ResultArrived(stored.uid, stored.result_bytes, stored.content_type))
+
+    # --- carrying out --------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        sendings: list[Sending] = []
+        for effect in self._table.handle(event, self._env.now()):
+            if isinstance(effect, SendInputs | Resend | RestoreCheckpoint):
+                sendings.append(effect)
+            else:
+                self._carry_out(effect)
+        inputs = [each for each in sendings if isinstance(each, SendInputs)]
+        for uid in dict.fromkeys(each.uid for each in inputs):
+            self._send_inputs(uid, [each for each in inputs if each.uid == uid])
+        for sending in sendings:
+            if not isinstance(sending, SendInputs):
+                self._ask_for(sending)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Publish(event):
+                for follower in self._followers.get(event.uid, ()):
+                    follower.wake.set()
+            case Settled(uid):
+                self._budget.give_back(uid)
+                owned = self._owned.pop(uid, None)
+                if owned is not None:
+                    self._records.drop(uid, owned.record.key)
+                self._settled.set()
+            case StopStages(uid, reason):
+                self._broadcast(StopRequest(uid, reason))
+            case ReleaseRetained(uid, lives):
+                self._release(uid, lives)
+
+    def _broadcast(self, message: object) -> None:
+        for node in self._env.routes.table.nodes:
+            self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", message)
+
+    def _release(self, uid: str, lives: frozenset[str]) -> None:
+        for node in self._env.routes.table.nodes:
+            if node.life in lives:
+                address = f"{node.address}/{CONTROL_REGION}"
+                self._env.outbox.post(address, ReleaseRequests((uid,)), linger_seconds=0.05)
+
+    def _send_inputs(self, uid: str, sendings: Sequence[SendInputs]) -> None:
+        owned = self._owned.get(uid)
+        if owned is None:
+            return  # it has ended meanwhile
+
+        async def send() -> None:
+            targets = dict(input_targets(owned.graph, owned.header))
+            letters = {}
+            for sending in sendings:
+                target = targets[sending.target]
+                letters[sending.target] = Letter(target, target.pack(owned.inputs).parts, sending.attempt)
+            self._handle(Headed(uid, await self._deliver.deliver(letters)))
+
+        self._tasks.create_task(self._or_break(uid, send()), name=f"inputs {uid}")
+
+    async def _or_break(self, uid: str, work: Any) -> None:
+        try:
+            await work
+        except (OnePieceError, CodecError) as error:
+            self._handle(RequestBroke(uid, None, self._env.node_id, error.to_wire()))
+
+    def _ask_for(self, sending: Resend | RestoreCheckpoint) -> None:
+        ask = ResendOutput(
+            sending.uid, sending.source, sending.target, self._env.control_address, sending.attempt
+        )
+        if isinstance(sending, Resend):
+            nodes = [node for node in self._env.routes.table.nodes if node.life == sending.node_id]
+        else:
+            nodes = self._records.holders(sending.uid)[:1]
+        if nodes:
+            self._env.outbox.post(f"{nodes[0].address}/{CONTROL_REGION}", ask)
+
+    # --- adoption ------------------------------------------------------------------------------
+
+    async def adopt_orphans(self) -> None:
+        """Take over requests whose owner died, again and again until cancelled.
+
+        An owner counts as dead if it was missing at two looks in a row: a proxy that has just joined may
+        be in the stores' records before it is in this node's routes.
+        """
+        suspected: set[str] = set()
+        while True:
+            try:
+                async with asyncio.timeout(_SCAN_SECONDS):
+                    await self._scan.wait()
+            except TimeoutError:
+                pass
+            self._scan.clear()
+            proxies = {node.node_id: node for node in self._env.routes.table.nodes if "proxy" in node.roles}
+            if self._env.node_id not in proxies:
+                continue
+            living = sorted({node.life for node in proxies.values()} | {self._env.identity.life})
+            found = await self._records.orphans(living)
+            mine = [each for uid, each in found.items() if rendezvous(uid, proxies) == self._env.node_id]
+            for record in mine:
+                if record.uid in suspected and record.workflow in self._env.routes.graphs:
+                    await self._adopt(record)
+            suspected = {record.uid for record in mine}
+
+    async def _adopt(self, record: RequestRecord) -> None:
+        uid = record.uid
+        record = evolve(
+            record,
+            owner=self._env.control_address,
+            owner_life=self._env.identity.life,
+            adoptions=record.adoptions + 1,
+        )
+        try:
+            if await self._has_result(uid):
+                self._records.drop(uid, record.key)
+                return
+            if not await self._records.take_over(record):
+                return
+            body = memoryview(await self._records.body(uid))
+            graph = self._env.routes.graphs[record.workflow]
+            values = unpack(body, RequestRecord).values
+            types = {parameter.name: parameter.type for parameter in graph.inputs}
+            inputs = {name: materialise(value, types[name]) for name, value in values.items()}
+        except OnePieceError as error:
+            get_logger().warning("request_not_adopted", request=uid, error=error.message)
+            return
+        held = await self._who_holds(uid)
+        get_logger().info("request_adopted", request=uid, workflow=record.workflow, held=len(held))
+        try:
+            self._table.status(uid)
+        except UnknownRequest:
+            self._own(graph, record, inputs)
+            accepted = _accepted(graph, record)
+            self._handle(Adopted(accepted, record.accepted_at, record.adoptions, tuple(held)))
+
+    async def _has_result(self, uid: str) -> bool:
+        try:
+            await self._results.open(uid)
+        except OnePieceError as error:
+            return not isinstance(error, UnknownRequest)
+        return True
+
+    async def _who_holds(self, uid: str) -> list[Holding]:
+        """Ask every living node what it has of a request, and to report to this owner from now on."""
+
+        async def ask(address: str, name: str) -> RequestsHeld | None:
+            try:
+                return await self._calls.ask(
+                    RequestsHeld,
+                    lambda call: self._env.outbox.post(
+                        address, AdoptRequests(call, self._env.control_address, (uid,))
+                    ),
+                    what=f"{name} was asked what it has of request {uid}",
+                    timeout_seconds=_HELD_SECONDS,
+                )
+            except OnePieceError:
+                return None  # it is dying; what it has is lost with it
+
+        nodes = self._env.routes.table.nodes
+        answers = await asyncio.gather(
+            *(ask(f"{node.address}/{CONTROL_REGION}", node.node_id) for node in nodes)
+        )
+        return [
+            Holding(answer.life, each.active, each.retained)
+            for answer in answers
+            if answer is not None
+            for each in answer.held
+            if each.uid == uid
+        ]
+
+
+def _accepted(graph: WorkflowGraph, record: RequestRecord) -> Accepted:
+    return Accepted(record.uid, record.workflow, plan_of(graph), record.deadline_at, record.key)
+
+
+def plan_of(graph: WorkflowGraph) -> Plan:
+    """A workflow's graph as its owner needs it."""
+    unretained = frozenset(
+        (source.node, node.id)
+        for node in graph.nodes
+        for source in node.inputs.values()
+        if isinstance(source, FromStage) and not source.is_retained
+    )
+    return Plan(
+        sources={node.id: graph.predecessors(node.id) for node in graph.nodes},
+        output=graph.output.node,
+        unretained=unretained,
+        checkpoints=frozenset(node.id for node in graph.nodes if graph.stages[node.stage].checkpoint),
+    )
