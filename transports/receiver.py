@@ -8,7 +8,7 @@ releases wait their turn in ``_deferred``.
 import asyncio
 import secrets
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
@@ -18,7 +18,7 @@ from attrs import field, frozen
 from transports.address import Address
 from transports.background import Background
 from transports.driver import RegionRun, run_on_region
-from transports.errors import ChannelClosed
+from transports.errors import ChannelClosed, HandshakeRefused
 from transports.introductions import Hello, Welcome
 from transports.memory import Accepted, Listener, Region
 from transports.ring import Consumer, Geometry
@@ -27,6 +27,7 @@ from transports.ring.layout import GENERATION_MAX
 
 DEFAULT_GEOMETRY: Final = Geometry(slot_count=1024, payload_bytes=64 << 20, session_count=64)
 
+_REFUSED_MAX: Final = 4096
 _POLLS_BEFORE_YIELD: Final = 64
 """Deliveries in a row after which ``receive`` lets other tasks run, though more are waiting."""
 
@@ -79,6 +80,7 @@ class Receiver:
         self._settled.set()
         self._recovered: deque[Delivery] = deque()
         self._deferred: list[Callable[[], None]] = []
+        self._refused: OrderedDict[str, None] = OrderedDict()
         self._failure: BaseException | None = None
         self._in_a_row = 0
 
@@ -154,6 +156,25 @@ class Receiver:
         run_on_region(self._consumer.release(delivery.held), region.view)
         region.nudge()
 
+    def refuse(self, identity: str) -> None:
+        """Take nothing more from this identity: neither from its session, if it has one, nor a new one.
+
+        What was handed over stays. A refusal is forgotten only when many others have come since.
+        """
+        self._refused[identity] = None
+        if len(self._refused) > _REFUSED_MAX:
+            self._refused.popitem(last=False)
+        self._background.start(self._fence_out(identity))
+
+    async def _fence_out(self, identity: str) -> None:
+        async with self._opening:
+            await self._settled.wait()
+            session = self._consumer.session_of(identity)
+            if session is not None:
+                await self._open_region().fence([session])
+                await self._settled.wait()
+                self._consumer.close_session(session)
+
     async def close(self) -> None:
         """Stop serving the region; whoever waits in ``receive`` gets ``ChannelClosed``. Idempotent."""
         if self._failure is None:
@@ -175,6 +196,8 @@ class Receiver:
 
     async def _accept(self, hello: bytes) -> Accepted:
         identity = Hello.from_bytes(hello).identity
+        if identity in self._refused:
+            raise HandshakeRefused(f"{identity!r} was declared dead; join under a new incarnation")
         async with self._opening:
             earlier = self._consumer.session_of(identity)
             if earlier is not None:

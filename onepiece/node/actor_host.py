@@ -16,7 +16,7 @@ from onepiece.core.actors import Assign, Unassign
 from onepiece.core.inventory import ActorReport, ActorState
 from onepiece.errors import OnePieceError, SchemaMismatch
 from onepiece.log import get_logger
-from onepiece.messages import StopRequest
+from onepiece.messages import StageWasLost, StopRequest
 from onepiece.node.control import ControlService
 from onepiece.runtime.devices import DeviceThreads
 from onepiece.runtime.environment import Environment
@@ -75,6 +75,27 @@ class ActorHost:
             await asyncio.sleep(_QUIET_SECONDS / 4)
             if not all(hosted.actor is None or hosted.actor.is_idle for hosted in self._hosted.values()):
                 quiet_since = loop.time()
+
+    def active_of(self, uid: str) -> dict[str, str]:
+        """What is queued or runs of a request, by graph node."""
+        found: dict[str, str] = {}
+        for hosted in self._hosted.values():
+            if hosted.actor is not None:
+                found.update(hosted.actor.active_of(uid))
+        return found
+
+    async def routes_changed(self) -> None:
+        """Inputs that meet at another actor now are sent there."""
+        for hosted in list(self._hosted.values()):
+            if hosted.actor is not None:
+                await hosted.actor.forward_joins()
+
+    def _tell_lost(self, actor: StageActor) -> None:
+        """An actor crashed with work in it: the owners go on from what is retained."""
+        life = self._env.identity.life
+        for header in actor.held_work():
+            owner = self._env.owners.get(header.uid, header.owner)
+            self._env.outbox.post(owner, StageWasLost(header.uid, header.node, life))
 
     def drop_all(self) -> None:
         """End every actor at once: this incarnation of the node is no member any more."""
@@ -137,6 +158,7 @@ class ActorHost:
                 await actor.run()
             except Exception as error:  # noqa: BLE001 - a bug in one actor must not take the others along
                 get_logger().exception("actor_crashed", actor=order.actor_id, stage=order.stage)
+                self._tell_lost(actor)
                 hosted.actor = None
                 self._fail(hosted, OnePieceError(f"the actor crashed: {error!r}"))
                 await hosted.unassigned.wait()

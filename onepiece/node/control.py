@@ -12,7 +12,8 @@ from typing import Any, Final, TypeVar
 from onepiece.codec import CodecError, decode_control
 from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION, KIND_CONTROL
-from transports import Geometry, Listener, Receiver, open_receiver
+from onepiece.runtime.environment import Inboxes
+from transports import Geometry, Receiver
 
 GEOMETRY: Final = Geometry(slot_count=4096, payload_bytes=8 << 20, session_count=4096)
 
@@ -54,9 +55,9 @@ class ControlService:
             except Exception:  # noqa: BLE001 - a bug in one handler costs one message
                 get_logger().exception("control_handler_failed", message=repr(message)[:500])
 
-    async def serve(self, listener: Listener, opened: "asyncio.Future[Receiver]") -> None:
+    async def serve(self, inboxes: Inboxes, opened: "asyncio.Future[Receiver]") -> None:
         """Receive until cancelled."""
-        async with open_receiver(listener, CONTROL_REGION, GEOMETRY) as receiver:
+        async with inboxes.open(CONTROL_REGION, GEOMETRY) as receiver:
             opened.set_result(receiver)
             while True:
                 delivery = await receiver.receive()

@@ -21,7 +21,7 @@ from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION, Farewell, Heartbeat, PublishedRoutes
 from onepiece.node.actor_host import ActorHost
 from onepiece.node.control import ControlService
-from onepiece.runtime.environment import Routes
+from onepiece.runtime.environment import Identity, Inboxes, Routes
 from onepiece.runtime.outbox import Outbox
 from onepiece.runtime.workflows import WorkflowImports
 
@@ -38,7 +38,10 @@ class Member:
         routes: Routes,
         imports: WorkflowImports,
         heartbeat_seconds: float,
+        identity: Identity,
+        inboxes: Inboxes,
         on_nodes_died: Callable[[frozenset[str]], None],
+        on_new_life: Callable[[], None],
         on_must_stop: Callable[[str], None],
     ) -> None:
         self.info = info
@@ -49,6 +52,9 @@ class Member:
         self._heartbeat_seconds = heartbeat_seconds
         self._on_nodes_died = on_nodes_died
         self._on_must_stop = on_must_stop
+        self._on_new_life = on_new_life
+        self._identity = identity
+        self._inboxes = inboxes
         self._host: ActorHost | None = None
         self._news = asyncio.Event()
         self._newest: RouteTable | None = None
@@ -108,6 +114,8 @@ class Member:
             self._host.drop_all()
         incarnation = max(self.info.incarnation + 1, int(time.time() * 1000))
         self.info = evolve(self.info, incarnation=incarnation)
+        self._identity.incarnation = incarnation
+        self._on_new_life()
         self.wake()
 
     async def follow_routes(self) -> None:
@@ -120,15 +128,22 @@ class Member:
             graphs = await self._graphs(table)
             changes = diff(self._routes.table, table)
             self._routes.update(table, graphs)
-            gone = frozenset(node.node_id for node in changes.nodes_gone)
+            gone = frozenset(node.life for node in changes.nodes_gone)
             for node in changes.nodes_gone:
                 self._outbox.drop(f"{node.address}/{CONTROL_REGION}")
             for actor in changes.actors_gone:
-                if actor.node_id in gone and actor.address:
+                if actor.life in gone and actor.address:
                     self._outbox.drop(actor.address)
+            self._fence(gone)
             if gone:
                 self._on_nodes_died(gone)
+            if self._host is not None:
+                await self._host.routes_changed()
             self.wake()
+
+    def _fence(self, lives: frozenset[str]) -> None:
+        """What a dead node sends under its old life is not taken any more, should it come back."""
+        self._inboxes.refuse(lives)
 
     async def _graphs(self, table: RouteTable) -> dict[str, WorkflowGraph]:
         graphs: dict[str, WorkflowGraph] = {}

@@ -18,15 +18,17 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from onepiece.core.admission import BudgetLimits, RequestBudget
 from onepiece.core.inventory import Device, NodeInfo
+from onepiece.core.retention import RetentionTable
 from onepiece.errors import ConfigError
 from onepiece.ids import new_node_name
 from onepiece.log import get_logger
@@ -38,16 +40,19 @@ from onepiece.node.node_manager import ManagerService
 from onepiece.node.options import NodeOptions
 from onepiece.node.proxy import ProxyOptions, build_app, serve
 from onepiece.node.proxy_service import ProxyService
+from onepiece.node.retain_service import RetainService
 from onepiece.node.state_directory import open_state_directory
 from onepiece.node.store_service import StoreService
 from onepiece.runtime.devices import DeviceThreads, discover_devices, open_device_threads, parse_device
-from onepiece.runtime.environment import Environment, Routes
+from onepiece.runtime.environment import Environment, Identity, Inboxes, Routes
 from onepiece.runtime.outbox import open_outbox
+from onepiece.runtime.retainer import Output, Retainer
 from onepiece.runtime.workflows import WorkflowImports
-from onepiece.store import Durability, ResultStore, StoreOptions
+from onepiece.store import RequestLog, Durability, ResultStore, StoreOptions
 from transports import Listener, ListenFailed, Options, Receiver, transport_for
 
 _CLOSE_SECONDS = 2.0
+_SPILL_SECONDS = 30 * 24 * 3600.0
 """How long closing waits for a device's threads, which may never return."""
 _FAREWELL_SECONDS = 0.5
 """How long a node waits for its good-bye to be taken; a manager that has left does not take it."""
@@ -94,9 +99,10 @@ class Node:
         self.member.drain()
         if self.proxy is not None:
             self.proxy.draining = True
-            await self.proxy.settled()
+            await self.proxy.owner.settled()
         if self.host is not None:
             await self.host.idle()
+            await self.env.retainer.emptied()
         await self.env.outbox.flushed()
 
 
@@ -132,8 +138,7 @@ async def open_node(options: NodeOptions, stop: StopSignal) -> AsyncIterator[Nod
     )
     transport = transport_for(options.listen)
     async with contextlib.AsyncExitStack() as stack:
-        has_state = options.roles & {"store", "manager"}
-        state_dir = stack.enter_context(open_state_directory(options.state_dir)) if has_state else None
+        state_dir = stack.enter_context(open_state_directory(options.state_dir))
         listener = await stack.enter_async_context(transport.listen(options.listen, wire))
         info = make_info(options, str(listener.address), None)
         node = await _compose(options, wire, listener, info, state_dir, stop, stack)
@@ -151,73 +156,102 @@ async def _compose(
     wire: Options,
     listener: Listener,
     info: NodeInfo,
-    state_dir: Path | None,
+    state_dir: Path,
     stop: StopSignal,
     stack: contextlib.AsyncExitStack,
 ) -> Node:
     control = ControlService()
     control_address = f"{info.address}/{CONTROL_REGION}"
-    outbox = await stack.enter_async_context(open_outbox(f"{info.node_id}.{info.incarnation}", wire))
+    identity = Identity(info.node_id, info.incarnation)
+    outbox = await stack.enter_async_context(open_outbox(lambda: identity.life, wire))
     outbox.deliver_locally(control_address, control.dispatch)
     devices = [
         await stack.enter_async_context(open_device_threads(device.name, close_seconds=_CLOSE_SECONDS))
         for device in info.devices
     ]
-    imports = WorkflowImports()
-    routes = Routes()
+    stores = await _open_stores(options, state_dir, stack)
+    tasks = await stack.enter_async_context(_cancelled_at_exit(devices))
     wake = _Wake()
     env = Environment(
-        node_id=info.node_id,
-        listener=listener,
+        identity=identity,
+        control_address=control_address,
+        inboxes=Inboxes(listener),
         outbox=outbox,
-        routes=routes,
+        routes=Routes(),
         inbox_bytes=options.inbox_bytes,
         join_bytes=options.join_bytes,
         on_change=wake,
+        retainer=_make_retainer(options, stores.spill, tasks),
     )
-    store = await _open_store(options, state_dir, stack)
-    tasks = await stack.enter_async_context(_cancelled_at_exit(devices))
+    imports = WorkflowImports()
     host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
-    proxy = _make_proxy(options, env, control_address, tasks)
+    proxy = _make_proxy(options, env, tasks)
     if proxy is not None:
         http_port = await stack.enter_async_context(_serve_http(options, proxy))
         info = evolve(info, http=f"http://{_http_host(options.http)}:{http_port}")
-    manager_address = _manager_address(options, control_address)
-    member = Member(
-        info,
-        manager_address,
-        outbox=outbox,
-        routes=routes,
-        imports=imports,
-        heartbeat_seconds=options.heartbeat_seconds,
-        on_nodes_died=proxy.nodes_died if proxy is not None else lambda _: None,
-        on_must_stop=lambda _: stop.request(),
-    )
+    member = _make_member(options, info, env, imports, proxy, stop)
     wake.target = member.wake
     member.attach(control, host)
+    RetainService(env, tasks, host.active_of if host is not None else lambda _: {}).attach(control)
     if host is not None:
         host.attach(control)
-    if proxy is not None:
-        proxy.attach(control)
-        tasks.create_task(proxy.tick(), name="proxy tick")
-    if store is not None:
-        service = StoreService(store, env, tasks)
+    if stores.results is not None and stores.records is not None:
+        service = StoreService(stores.results, stores.records, env, tasks)
         service.attach(control)
         tasks.create_task(service.serve(), name="result store")
         tasks.create_task(service.expire(), name="result expiry")
     if "manager" in options.roles:
-        assert state_dir is not None
         manager = await stack.enter_async_context(ManagerService.open(options, outbox, imports, state_dir))
         manager.attach(control)
         if proxy is not None:
             proxy.heartbeat_ages = manager.heartbeat_ages
         tasks.create_task(manager.run(), name="manager")
     opened: asyncio.Future[Receiver] = asyncio.get_running_loop().create_future()
-    tasks.create_task(control.serve(listener, opened), name="control ring")
+    tasks.create_task(control.serve(env.inboxes, opened), name="control ring")
     await opened
+    if proxy is not None:
+        proxy.attach(control)
+        tasks.create_task(proxy.owner.tick(), name="deadlines")
+        tasks.create_task(proxy.owner.adopt_orphans(), name="adoption")
     tasks.create_task(member.follow_routes(), name="routes")
     tasks.create_task(member.beat(), name="heartbeats")
     return Node(options, info, env, member, host, proxy)
+
+
+def _make_member(
+    options: NodeOptions,
+    info: NodeInfo,
+    env: Environment,
+    imports: WorkflowImports,
+    proxy: ProxyService | None,
+    stop: StopSignal,
+) -> Member:
+    def on_new_life() -> None:
+        env.retainer.release_all()
+        env.outbox.forget_all()
+        if proxy is not None:
+            proxy.owner.disown()
+
+    return Member(
+        info,
+        _manager_address(options, env.control_address),
+        outbox=env.outbox,
+        routes=env.routes,
+        imports=imports,
+        heartbeat_seconds=options.heartbeat_seconds,
+        identity=env.identity,
+        inboxes=env.inboxes,
+        on_nodes_died=proxy.owner.nodes_died if proxy is not None else lambda _: None,
+        on_new_life=on_new_life,
+        on_must_stop=lambda _: stop.request(),
+    )
+
+
+def _make_retainer(options: NodeOptions, spill: ResultStore | None, tasks: asyncio.TaskGroup) -> Retainer:
+    table: RetentionTable[Output] = RetentionTable(
+        options.retain_memory_bytes, options.retain_memory_bytes + options.retain_disk_bytes
+    )
+    return Retainer(table, spill, tasks)
 
 
 class _Wake:
@@ -254,17 +288,15 @@ def _manager_address(options: NodeOptions, own: str) -> str:
     return str(options.join.region(CONTROL_REGION))
 
 
-def _make_proxy(
-    options: NodeOptions, env: Environment, control_address: str, tasks: asyncio.TaskGroup
-) -> ProxyService | None:
+def _make_proxy(options: NodeOptions, env: Environment, tasks: asyncio.TaskGroup) -> ProxyService | None:
     if "proxy" not in options.roles:
         return None
     return ProxyService(
         env,
-        control_address,
         tasks,
         budget=RequestBudget(BudgetLimits(total=options.requests_max, each=options.requests_max)),
         timeout_seconds=options.request_timeout_seconds,
+        copies=options.copies,
     )
 
 
@@ -286,19 +318,37 @@ async def _serve_http(options: NodeOptions, proxy: ProxyService) -> AsyncIterato
         yield bound
 
 
-async def _open_store(
-    options: NodeOptions, state_dir: Path | None, stack: contextlib.AsyncExitStack
-) -> ResultStore | None:
-    """The result store, opened before the tasks that use it so that it is closed behind them."""
-    if "store" not in options.roles:
-        return None
-    assert state_dir is not None
-    store_options = StoreOptions(
-        byte_budget=options.store_bytes,
-        ttl_seconds=options.result_ttl_seconds,
-        durability=Durability(options.store_durability),
-    )
-    return await stack.enter_async_context(ResultStore.open(state_dir / "results", store_options))
+@frozen
+class _Stores:
+    """What this node keeps on disk; None where its roles do not ask for it."""
+
+    results: ResultStore | None = None
+    records: RequestLog | None = None
+    spill: ResultStore | None = None
+
+
+async def _open_stores(options: NodeOptions, state_dir: Path, stack: contextlib.AsyncExitStack) -> _Stores:
+    """Opened before the tasks that use them, so that they are closed behind them."""
+    results = records = spill = None
+    if "store" in options.roles:
+        store_options = StoreOptions(
+            byte_budget=options.store_bytes,
+            ttl_seconds=options.result_ttl_seconds,
+            durability=Durability(options.store_durability),
+        )
+        results = await stack.enter_async_context(ResultStore.open(state_dir / "results", store_options))
+        records = await stack.enter_async_context(RequestLog.open(state_dir / "requests", store_options))
+    if "worker" in options.roles:
+        retained = state_dir / "retained"
+        shutil.rmtree(retained, ignore_errors=True)  # of an earlier life: nobody asks for it any more
+        spill_options = StoreOptions(
+            byte_budget=options.retain_disk_bytes,
+            ttl_seconds=_SPILL_SECONDS,
+            tombstone_ttl_seconds=1.0,
+            durability=Durability.PROCESS,
+        )
+        spill = await stack.enter_async_context(ResultStore.open(retained, spill_options))
+    return _Stores(results, records, spill)
 
 
 def _write_ready_file(path: Path, node: Node) -> None:

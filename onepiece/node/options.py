@@ -41,6 +41,9 @@ class NodeOptions:
     inbox_bytes: int = 128 * _MIB
     join_bytes: int = 1024 * _MIB
     store_bytes: int = 1024 * _MIB
+    copies: int = 2
+    retain_memory_bytes: int = 1024 * _MIB
+    retain_disk_bytes: int = 4096 * _MIB
     store_durability: str = "process"
     result_ttl_seconds: float = 3600.0
     request_timeout_seconds: float = 3600.0
@@ -146,6 +149,9 @@ _ROWS: Final = (
     _Row("tls_authority", "certificates (PEM) that peers must be signed by", _text, "FILE"),
     _Row("inbox_bytes", "payload ring of each actor; a message may use half of it", _size, "128MiB"),
     _Row("join_bytes", "memory for inputs that wait for their siblings", _size, "1024MiB"),
+    _Row("copies", "store nodes that keep each result and each accepted request", _size, "2"),
+    _Row("retain_memory_bytes", "outputs kept in memory until the next stage is done", _size, "1024MiB"),
+    _Row("retain_disk_bytes", "outputs kept on disk beyond that; then stages wait", _size, "4096MiB"),
     _Row("store_bytes", "byte budget of the result store", _size, "1024MiB"),
     _Row(
         "store_durability",

@@ -109,7 +109,7 @@ class RequestOwner:
         self._records = records
         self._results = results
         self._calls = calls
-        self._deliver = ResultDeliver(env, tasks)
+        self._deliver = ResultDeliver(env)
         self._table = RequestTable(RECORDS_MAX, EVENTS_PER_REQUEST_MAX, RECORD_KEEP_SECONDS)
         self._owned: dict[str, _Owned] = {}
         self._followers: dict[str, set[_Follower]] = {}
@@ -260,7 +260,13 @@ class RequestOwner:
         for each in stored.trail:
             self._handle(
                 StageReported(
-                    stored.uid, EventKind.STAGE_FINISHED, each.stage, each.node_id, each.life, each.at, each.detail
+                    stored.uid,
+                    EventKind.STAGE_FINISHED,
+                    each.stage,
+                    each.node_id,
+                    each.life,
+                    each.at,
+                    each.detail,
                 )
             )
         self._handle(ResultArrived(stored.uid, stored.result_bytes, stored.content_type))

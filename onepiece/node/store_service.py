@@ -29,7 +29,7 @@ from onepiece.node.record_service import RecordService
 from onepiece.runtime.environment import Environment
 from onepiece.store import PutOutcome, RequestLog, ResultStore
 from onepiece.types import BYTES
-from transports import Delivery, Geometry, Receiver, open_receiver
+from transports import Delivery, Geometry, Receiver
 
 _EXPIRE_SECONDS: Final = 5.0
 _SLOTS: Final = 1024
@@ -61,7 +61,7 @@ class StoreService:
     async def serve(self) -> None:
         """Take in results until cancelled."""
         geometry = Geometry(slot_count=_SLOTS, payload_bytes=self._env.inbox_bytes, session_count=_SLOTS)
-        async with open_receiver(self._env.listener, STORE_REGION, geometry) as inbox:
+        async with self._env.inboxes.open(STORE_REGION, geometry) as inbox:
             while True:
                 delivery = await inbox.receive()
                 await self._take(inbox, delivery)

@@ -2,8 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final, Protocol
 
 from attrs import field, frozen
 
@@ -13,7 +15,9 @@ from onepiece.limits import REPORT_LINGER_SECONDS
 from onepiece.messages import RequestErrored, StageReport
 from onepiece.runtime.outbox import Outbox
 from onepiece.runtime.retainer import Retainer
-from transports import Listener
+from transports import Geometry, Listener, Receiver, open_receiver
+
+_REFUSED_MAX: Final = 1024
 
 
 class Routes:
@@ -45,6 +49,36 @@ class Clock(Protocol):
         ...
 
 
+class Inboxes:
+    """The rings of this node that others send to, and whom none of them takes anything from."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._open: set[Receiver] = set()
+        self._refused: OrderedDict[str, None] = OrderedDict()
+
+    @asynccontextmanager
+    async def open(self, name: str, geometry: Geometry) -> AsyncIterator[Receiver]:
+        """Serve a ring under ``name``; leaving the block closes it."""
+        async with open_receiver(self._listener, name, geometry) as receiver:
+            for life in self._refused:
+                receiver.refuse(life)
+            self._open.add(receiver)
+            try:
+                yield receiver
+            finally:
+                self._open.discard(receiver)
+
+    def refuse(self, lives: Iterable[str]) -> None:
+        """These lives of nodes are over: what they send is not taken, should they come back."""
+        for life in lives:
+            self._refused[life] = None
+            if len(self._refused) > _REFUSED_MAX:
+                self._refused.popitem(last=False)
+            for receiver in self._open:
+                receiver.refuse(life)
+
+
 class Identity:
     """Who this node is; a node that was declared dead takes a higher incarnation."""
 
@@ -64,7 +98,7 @@ class Environment:
 
     identity: Identity
     control_address: str
-    listener: Listener
+    inboxes: Inboxes
     outbox: Outbox
     routes: Routes
     inbox_bytes: int

@@ -242,6 +242,13 @@ class Outbox:
         if link is not None:
             link.close()
 
+    def forget_all(self) -> None:
+        """This node begins a new life: nothing of the old one is sent any more, links open anew."""
+        for address in list(self._links):
+            link = self._links.pop(address)
+            link.take_lost()
+            link.close()
+
     def drop_all(self) -> None:
         """Close every link; messages that were not taken are lost."""
         self._is_closing = True

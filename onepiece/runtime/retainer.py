@@ -55,6 +55,10 @@ class Retainer:
         """Wait until stages may take new work."""
         await self._room.wait_for(lambda: self._table.has_room)
 
+    async def emptied(self) -> None:
+        """Wait until nothing is retained: everything computed here is done with, elsewhere."""
+        await self._room.wait_for(lambda: len(self._table) == 0)
+
     @property
     def held_bytes(self) -> int:
         """Bytes of all outputs held, in memory and on disk."""

@@ -65,7 +65,7 @@ from onepiece.runtime.result_targets import Target, targets_of
 from onepiece.runtime.signal import Signal
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
 from onepiece.stage import Stage
-from transports import Delivery, Geometry, Receiver, open_receiver
+from transports import Delivery, Geometry, Receiver
 
 _SLOTS: Final = 1024
 
@@ -148,7 +148,7 @@ class StageActor:
     async def run(self) -> None:
         """Live from loading to unloading; raises only what is a bug of ours."""
         geometry = Geometry(slot_count=_SLOTS, payload_bytes=self.env.inbox_bytes, session_count=_SLOTS)
-        async with open_receiver(self.env.listener, f"actor/{self.actor_id}", geometry) as inbox:
+        async with self.env.inboxes.open(f"actor/{self.actor_id}", geometry) as inbox:
             self.address = str(inbox.address)
             async with asyncio.TaskGroup() as tasks:
                 try:
@@ -417,7 +417,8 @@ class StageActor:
         assert task is not None
         running = self._running[job.uid, job.node] = _Running(job, context, task)
         try:
-            outcome = await TaskWorker(self.stage, self.threads).execute(job, context, package)
+            worker = TaskWorker(self.stage, self.threads)
+            outcome = await worker.execute(job, context, package, lambda error: self._break(header, error))
         finally:
             if self._running.get((job.uid, job.node)) is running:
                 del self._running[job.uid, job.node]
