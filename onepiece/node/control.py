@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from onepiece.codec import CodecError, decode_control
 from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION, KIND_CONTROL
-from transports import Geometry, Listener, Receiver, open_receiver
+from transports import Geometry, Leniency, Listener, Receiver, open_receiver
 
 GEOMETRY: Final = Geometry(slot_count=4096, payload_bytes=8 << 20, session_count=4096)
 
@@ -33,9 +33,15 @@ def split_frame(payload: memoryview) -> Iterator[memoryview]:
 
 
 class ControlService:
-    """Dispatches control messages, from the ring or from this very node."""
+    """Dispatches control messages, from the ring or from this very node.
 
-    def __init__(self) -> None:
+    Args:
+        stall_seconds: How long a sender may stand still in the middle of a message. All heartbeats wait
+            behind it, so it must be a small part of a node's lease.
+    """
+
+    def __init__(self, stall_seconds: float) -> None:
+        self._stall_seconds = stall_seconds
         self._handlers: dict[type, Handler] = {}
 
     def on(self, kind: type[_Message], handler: Callable[[_Message], object]) -> None:
@@ -56,7 +62,8 @@ class ControlService:
 
     async def serve(self, listener: Listener, opened: "asyncio.Future[Receiver]") -> None:
         """Receive until cancelled."""
-        async with open_receiver(listener, CONTROL_REGION, GEOMETRY) as receiver:
+        leniency = Leniency(lease_seconds=self._stall_seconds)
+        async with open_receiver(listener, CONTROL_REGION, GEOMETRY, leniency=leniency) as receiver:
             opened.set_result(receiver)
             while True:
                 delivery = await receiver.receive()
