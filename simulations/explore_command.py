@@ -138,6 +138,7 @@ def _also(setting: Setting) -> str:
         "guarded": setting.guarded,
         "hashes": setting.hashes,
         "torn reads": setting.torn_reads,
+        "torn loads": setting.torn_loads,
         "deaths noticed": setting.deaths_noticed,
         "near wrap": setting.near_wrap,
         "old snapshots": setting.moduli is not None,

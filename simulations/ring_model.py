@@ -89,7 +89,9 @@ class Setting:
     deaths_noticed: bool = False
     """The wire may tell the consumer that a dead producer's connection is gone."""
     torn_reads: bool = False
-    """Tail and head are fetched one after the other, in either order."""
+    """Producers fetch tail and head one after the other, in either order."""
+    torn_loads: bool = False
+    """The consumer fetches a slot's body first and its commit word later (the harmful order)."""
     near_wrap: bool = False
     """Begin just before both counters wrap."""
     moduli: tuple[int, int] | None = None
@@ -353,6 +355,13 @@ class RingModel:
         step = local.step
         if isinstance(step, Fetch):
             memory = self.memories.values[state[0]]
+            if local.half is not None:
+                (commit,) = self._seen(memory, step.cells)
+                outcome = (commit, local.half.body if commit else 0)
+                return self._entered(state, self.consumer.after(local.half.local, outcome))
+            if self.setting.torn_loads and self._is_slot(step.cells):
+                half = self.consumer.half(local, memory[step.cells[1]])
+                return self._entered(state, half)
             return self._entered(state, self.consumer.after(local, self._seen(memory, step.cells)))
         if isinstance(step, Put):
             return self._stored(state, local, step.piece, self.consumer.after(local, None))
@@ -360,6 +369,9 @@ class RingModel:
         for session in step.sessions:
             state = self._revoked(state, session)
         return self._entered(state, self.consumer.after(local, None))
+
+    def _is_slot(self, cells: tuple[int, ...]) -> bool:
+        return self.cells.first_slot <= cells[0] < self.cells.first_granule
 
     def _seen(self, memory: Memory, cells: tuple[int, ...]) -> tuple[int, ...]:
         """What a load fetches, without what the consumer demonstrably does not look at.
@@ -369,7 +381,7 @@ class RingModel:
         """
         if cells[0] >= self.cells.first_granule:
             return tuple([memory[cell] if self.setting.hashes else 0 for cell in cells])
-        if cells[0] >= self.cells.first_slot and not memory[cells[0]]:
+        if self._is_slot(cells) and not memory[cells[0]]:
             return (0,) * len(cells)
         return tuple([memory[cell] for cell in cells])
 

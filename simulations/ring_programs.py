@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from transports.operations import (
     Bytes,
@@ -510,6 +510,15 @@ class Close:
 Call: TypeAlias = Poll | Release
 
 
+@frozen(eq=False)
+class HalfLoad:
+    """A load of a slot of which the body was fetched and the commit word not yet."""
+
+    local: "LocalConsumer"
+    """Before the load."""
+    body: int
+
+
 @define(eq=False)
 class LocalConsumer:
     """One local state of the consumer."""
@@ -530,6 +539,7 @@ class LocalConsumer:
     can_open: bool
     identities: dict[int, str]
     """Who has which open session."""
+    half: HalfLoad | None = None
     next: dict[Any, "LocalConsumer"] = field(factory=dict)
 
 
@@ -562,6 +572,25 @@ class ConsumerPrograms:
         following = local.next.get(call)
         if following is None:
             following = local.next[call] = self._enter(local.books, call, ())
+        return following
+
+    def half(self, local: LocalConsumer, body: int) -> LocalConsumer:
+        """The body of a slot has been fetched, its commit word follows later."""
+        key = ("half", body)
+        following = local.next.get(key)
+        if following is None:
+            assert isinstance(local.step, Fetch)
+            step = Fetch(local.step.cells[:1], local.step.offset, local.step.length)
+            following = evolve(
+                local,
+                number=len(self.all),
+                step=step,
+                handed=(),
+                half=HalfLoad(local, body),
+                next={},
+            )
+            local.next[key] = following
+            self.all.append(following)
         return following
 
     def after(self, local: LocalConsumer, outcome: Any) -> LocalConsumer:

@@ -20,6 +20,7 @@ QUICK: Final = (
     Setting(((1, 1), _TWO), slots=3, crashes=1),
     Setting((_ONE, _TWO), crashes=1, suspicions=1, guarded=True, near_wrap=True, deaths_noticed=True),
     Setting((_ONE, _TWO), crashes=1, torn_reads=True),
+    Setting((_ONE, _TWO), crashes=1, torn_loads=True),
     Setting((_ONE, _TWO), cuts=1),
     Setting((_ONE, _ONE), crashes=1, damages=1, hashes=True, producer=ModelProducer, consumer=ModelConsumer),
     # Messages that do not fit behind one another, up to one that needs the whole payload ring.

@@ -118,6 +118,8 @@ def _doing(model: RingModel, step: Step, local: LocalConsumer) -> str:
             if cells[0] >= model.cells.first_granule:
                 return f"it looks at {' and '.join(model.cells.describe(cell) for cell in cells)}"
             slot = (cells[0] - model.cells.first_slot) // 2
+            if model.setting.torn_loads and local.half is None:
+                return f"it fetches the body of slot {slot}"
             state = "has a" if memory[cells[0]] else "has no"
             return f"slot {slot} {state} commit word"
         case Put((cell, number)):

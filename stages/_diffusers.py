@@ -13,20 +13,28 @@ Three things decide the last bits besides the arithmetic, and are held fixed:
 - the number of threads (``limit_threads``);
 - the length to which prompts are padded, which belongs to the model (``WanModel``).
 
+Several stages may live in one process, each on threads of its own, and loading is not private to a
+thread: while it builds a network, ``from_pretrained`` changes torch's default type and the way modules
+register their weights, for the whole process. So loading excludes loading and computing (``_PROCESS``);
+computing lets go of it between two denoising steps.
+
 torch, diffusers and transformers are imported on first use: this module is read by processes that only
 want the workflow's graph.
 """
 
+import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 from attrs import define
 
 from onepiece import ConfigError, InvalidInput
+from stages._shared_lock import SharedLock
 from stages._video import Frames
 from stages._wan import WanModel
 
@@ -37,6 +45,12 @@ if TYPE_CHECKING:
 
 THREADS_VARIABLE: Final = "ONEPIECE_TORCH_THREADS"
 _CORES_FOR_A_SECOND_THREAD: Final = 16
+_PROCESS: Final = SharedLock()
+"""Shared by those that compute, exclusive for those that load."""
+
+_IMPORTING: Final = threading.Lock()
+"""Lazy packages are not made for two threads that import different parts of them at once."""
+
 _SCHEDULERS: Final = ("UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler")
 
 
@@ -96,7 +110,7 @@ class TextEncoder:
         self._check_length("prompt", prompt)
         if guided:
             self._check_length("negative_prompt", negative_prompt)
-        with libraries().torch.no_grad():
+        with _computing():
             wanted, unwanted = self._pipeline.encode_prompt(
                 prompt=prompt,
                 negative_prompt=negative_prompt,
@@ -137,7 +151,7 @@ class ImageEncoder:
 
     def encode(self, image: "Image") -> "Tensor":
         """[1, patches + 1, width], in the transformer's type."""
-        with libraries().torch.no_grad():
+        with _computing():
             embeddings: Tensor = self._pipeline.encode_image(image, self._device)
             return embeddings.to(self._dtype)
 
@@ -164,7 +178,7 @@ class LatentEncoder:
         The noise is drawn on the CPU, so that a seed means the same on every device.
         """
         torch = libraries().torch
-        with torch.no_grad():
+        with _computing():
             pixels = self._pipeline.video_processor.preprocess(image, height=height, width=width)
             noise, condition = self._pipeline.prepare_latents(
                 pixels.to(self._device, dtype=torch.float32),
@@ -231,13 +245,14 @@ class Denoiser:
         """
         torch = libraries().torch
         # The scheduler remembers earlier steps, so each request has one of its own.
-        scheduler = self._scheduler_class.from_config(self._scheduler_config)
-        scheduler.set_timesteps(steps, device=self._device)
+        with _computing():
+            scheduler = self._scheduler_class.from_config(self._scheduler_config)
+            scheduler.set_timesteps(steps, device=self._device)
         latents, condition = noise.to(self._device), condition.to(self._device)
         wanted, unwanted, seen = (self._as_input(x) for x in (prompt, negative_prompt, image))
         on_step(0)
         for index, moment in enumerate(scheduler.timesteps):
-            with torch.no_grad():
+            with _computing():
                 joined = torch.cat([latents, condition], dim=1).to(self._transformer.dtype)
                 velocity = self._predict("cond", joined, moment, wanted, seen)
                 if unwanted is not None and guidance > 1:
@@ -281,7 +296,7 @@ class Decoder:
         torch = libraries().torch
         vae = self._pipeline.vae
         shape = (1, vae.config.z_dim, 1, 1, 1)
-        with torch.no_grad():
+        with _computing():
             latents = latents.to(self._device, vae.dtype)
             mean = torch.tensor(vae.config.latents_mean).view(shape).to(latents.device, latents.dtype)
             deviation = torch.tensor(vae.config.latents_std).view(shape).to(latents.device, latents.dtype)
@@ -310,13 +325,25 @@ class Libraries(NamedTuple):
     download: Callable[..., str]
 
 
-@functools.cache
+@contextlib.contextmanager
+def _computing() -> Iterator[None]:
+    """No gradients are kept, and nothing loads meanwhile."""
+    with _PROCESS.shared(), libraries().torch.no_grad():
+        yield
+
+
 def libraries() -> Libraries:
     """The libraries, imported by the first call.
 
     Raises:
         ConfigError: One is not installed; the extra to install is named.
     """
+    with _IMPORTING:
+        return _import_libraries()
+
+
+@functools.cache
+def _import_libraries() -> Libraries:
     try:
         torch, transformers, diffusers = (
             importlib.import_module(name) for name in ("torch", "transformers", "diffusers")
@@ -390,7 +417,8 @@ class _Loader:
     def _load(self, kind: Any, component: str, *, method: str = "from_pretrained", **options: Any) -> Any:
         try:
             folder = self._folder_with(component)
-            return getattr(kind, method)(folder, subfolder=component, local_files_only=True, **options)
+            with _PROCESS.exclusive():
+                return getattr(kind, method)(folder, subfolder=component, local_files_only=True, **options)
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot load {component} of model {self.model.source!r}: {error}") from error
 

@@ -36,14 +36,14 @@ TriggerT = TypeVar("TriggerT", bound=Hashable)
 _LINE_CHARACTERS: Final = 240
 
 
-class InvalidTransition(AssertionError):
+class InvalidTransition(AssertionError):  # noqa: N818 - named by what happened, as in onepiece.errors
     """A machine met an event that its table does not know in this state: a bug of ours.
 
     The message ends with the machine's story.
     """
 
 
-class StoryDiffers(AssertionError):
+class StoryDiffers(AssertionError):  # noqa: N818 - named by what happened, as in onepiece.errors
     """A replay did not give the effects that were recorded: the machine depends on something hidden."""
 
 

@@ -224,7 +224,16 @@ def rendezvous(uid: str, candidates: Iterable[str]) -> str:
     Raises:
         ValueError: There is no candidate.
     """
-    return max(candidates, key=lambda name: (xxhash.xxh3_64_intdigest(f"{uid}\0{name}".encode()), name))
+    return max(candidates, key=lambda name: _weight(uid, name))
+
+
+def ranked(uid: str, candidates: Iterable[str]) -> list[str]:
+    """The candidates from the one that ``rendezvous`` picks down; what is missing leaves no other trace."""
+    return sorted(candidates, key=lambda name: _weight(uid, name), reverse=True)
+
+
+def _weight(uid: str, name: str) -> tuple[int, str]:
+    return xxhash.xxh3_64_intdigest(f"{uid}\0{name}".encode()), name
 
 
 @frozen

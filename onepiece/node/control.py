@@ -13,7 +13,7 @@ from onepiece.codec import CodecError, decode_control
 from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION, KIND_CONTROL
 from onepiece.runtime.environment import Inboxes
-from transports import Geometry, Receiver
+from transports import Geometry, Leniency, Receiver
 
 GEOMETRY: Final = Geometry(slot_count=4096, payload_bytes=8 << 20, session_count=4096)
 
@@ -34,9 +34,15 @@ def split_frame(payload: memoryview) -> Iterator[memoryview]:
 
 
 class ControlService:
-    """Dispatches control messages, from the ring or from this very node."""
+    """Dispatches control messages, from the ring or from this very node.
 
-    def __init__(self) -> None:
+    Args:
+        stall_seconds: How long a sender may stand still in the middle of a message. All heartbeats wait
+            behind it, so it must be a small part of a node's lease.
+    """
+
+    def __init__(self, stall_seconds: float) -> None:
+        self._stall_seconds = stall_seconds
         self._handlers: dict[type, list[Handler]] = {}
 
     def on(self, kind: type[_Message], handler: Callable[[_Message], object]) -> None:
@@ -57,7 +63,8 @@ class ControlService:
 
     async def serve(self, inboxes: Inboxes, opened: "asyncio.Future[Receiver]") -> None:
         """Receive until cancelled."""
-        async with inboxes.open(CONTROL_REGION, GEOMETRY) as receiver:
+        leniency = Leniency(lease_seconds=self._stall_seconds)
+        async with inboxes.open(CONTROL_REGION, GEOMETRY, leniency) as receiver:
             opened.set_result(receiver)
             while True:
                 delivery = await receiver.receive()

@@ -54,6 +54,8 @@ from transports import Listener, ListenFailed, Options, Receiver, transport_for
 _CLOSE_SECONDS = 2.0
 _SPILL_SECONDS = 30 * 24 * 3600.0
 """How long closing waits for a device's threads, which may never return."""
+_STALL_SECONDS = 1.0
+"""How long a sender may hold up a control ring, if the lease of nodes is not too short for that."""
 _FAREWELL_SECONDS = 0.5
 """How long a node waits for its good-bye to be taken; a manager that has left does not take it."""
 
@@ -160,7 +162,7 @@ async def _compose(
     stop: StopSignal,
     stack: contextlib.AsyncExitStack,
 ) -> Node:
-    control = ControlService()
+    control = ControlService(stall_seconds=min(_STALL_SECONDS, options.lease_seconds / 4))
     control_address = f"{info.address}/{CONTROL_REGION}"
     identity = Identity(info.node_id, info.incarnation)
     outbox = await stack.enter_async_context(open_outbox(lambda: identity.life, wire))

@@ -177,6 +177,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line of ``python -m onepiece.node``."""
     parser = argparse.ArgumentParser(
         prog="python -m onepiece.node",
+        allow_abbrev=False,
         description="Run one node: a process that hosts stage actors, a proxy, a result store, a manager.",
         epilog="Every option can also stand in the environment (ONEPIECE_ and its name in capitals, "
         "ONEPIECE_STATE_DIR) and in the TOML file named by --config or ONEPIECE_CONFIG (its name, "

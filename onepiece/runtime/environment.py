@@ -15,7 +15,7 @@ from onepiece.limits import REPORT_LINGER_SECONDS
 from onepiece.messages import RequestErrored, StageReport
 from onepiece.runtime.outbox import Outbox
 from onepiece.runtime.retainer import Retainer
-from transports import Geometry, Listener, Receiver, open_receiver
+from transports import Geometry, Leniency, Listener, Receiver, open_receiver
 
 _REFUSED_MAX: Final = 1024
 
@@ -58,9 +58,11 @@ class Inboxes:
         self._refused: OrderedDict[str, None] = OrderedDict()
 
     @asynccontextmanager
-    async def open(self, name: str, geometry: Geometry) -> AsyncIterator[Receiver]:
+    async def open(
+        self, name: str, geometry: Geometry, leniency: Leniency | None = None
+    ) -> AsyncIterator[Receiver]:
         """Serve a ring under ``name``; leaving the block closes it."""
-        async with open_receiver(self._listener, name, geometry) as receiver:
+        async with open_receiver(self._listener, name, geometry, leniency=leniency) as receiver:
             for life in self._refused:
                 receiver.refuse(life)
             self._open.add(receiver)

@@ -20,11 +20,11 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from attrs import define
+from attrs import define, frozen
 
 from onepiece.codec import decode_control, encode_control
 from onepiece.errors import PayloadTooLarge, StoreFull
-from onepiece.store._lmdb import Tables, Transaction
+from onepiece.store._lmdb import Table, Transaction
 from onepiece.store.records import (
     RECORD_BYTES_MAX,
     RecordKind,
@@ -41,6 +41,17 @@ LAYOUT_KEY: Final = b"layout"
 U64: Final = struct.Struct(">Q")
 CHUNK_KEY: Final = struct.Struct(">QI")
 _TOTALS = struct.Struct(">5Q")
+
+
+@frozen
+class Tables:
+    """The handles of the tables above."""
+
+    records: Table
+    chunks: Table
+    expiry: Table
+    unfinished: Table
+    totals: Table
 
 
 @define

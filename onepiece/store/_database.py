@@ -14,13 +14,14 @@ from onepiece.store._changes import (
     TOTALS_KEY,
     U64,
     Change,
+    Tables,
     Totals,
     decode,
     encode,
     expiry_key,
     microseconds,
 )
-from onepiece.store._lmdb import LmdbFile
+from onepiece.store._lmdb import FileOptions, LmdbFile
 from onepiece.store.records import (
     PutOutcome,
     RecordKind,
@@ -52,7 +53,9 @@ class Draft:
 class Database:
     """The open file. All methods block; all of them belong on one thread."""
 
-    _file: LmdbFile = field(repr=False)
+    options: StoreOptions
+    """Bounds and times."""
+    _file: LmdbFile[Tables] = field(repr=False)
 
     @classmethod
     def open(cls, path: Path, options: StoreOptions) -> "Database":
@@ -62,7 +65,14 @@ class Database:
             ConfigError: The directory is in use by another process, of another layout, or unusable.
             StoreFull: The disk has no room for the file's first pages.
         """
-        database = cls(LmdbFile.open(path, options))
+        file_options = FileOptions(
+            what="result store",
+            relief="purge results",
+            map_size=options.map_size,
+            durability=options.durability,
+            flush_seconds=options.flush_seconds,
+        )
+        database = cls(options, LmdbFile.open(path, file_options, Tables))
         try:
             database._check_layout()
             database.check_readers()
@@ -76,11 +86,6 @@ class Database:
     def path(self) -> Path:
         """The directory."""
         return self._file.path
-
-    @property
-    def options(self) -> StoreOptions:
-        """Bounds and times."""
-        return self._file.options
 
     def close(self) -> None:
         """Close the file and let others open it."""

@@ -18,50 +18,57 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
+import attrs
 import lmdb
 from attrs import define, field, frozen
 
 from onepiece.errors import ConfigError, StoreFull
 from onepiece.log import get_logger
 from onepiece.store._flusher import Flusher
-from onepiece.store.records import Durability, StoreOptions
+from onepiece.store.records import Durability
 
 Transaction: TypeAlias = "lmdb.Transaction[bytes]"
 Table: TypeAlias = "lmdb._Database"  # noqa: SLF001 - its stubs give the handle this name only
 
-_TABLE_NAMES = ("records", "chunks", "expiry", "unfinished", "totals")
+TablesT = TypeVar("TablesT")
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _log = get_logger(part="store")
 
 
 @frozen
-class Tables:
-    """The handles of the named tables; ``_database`` says what is in them."""
+class FileOptions:
+    """How one file is opened, and what its errors call it."""
 
-    records: Table
-    chunks: Table
-    expiry: Table
-    unfinished: Table
-    totals: Table
+    what: str
+    """For example "result store"."""
+    relief: str
+    """What makes room in it, as an imperative."""
+    map_size: int
+    durability: Durability
+    flush_seconds: float
 
 
 @define(eq=False)
-class LmdbFile:
-    """An open environment, owned by this process alone."""
+class LmdbFile(Generic[TablesT]):
+    """An open environment, owned by this process alone.
+
+    Its named tables are the fields of an attrs class of table handles.
+    """
 
     path: Path
-    options: StoreOptions
+    options: FileOptions
     _owner: int = field(repr=False)
     _environment: lmdb.Environment = field(repr=False)
-    tables: Tables = field(repr=False)
+    tables: TablesT = field(repr=False)
     _environment_lock: threading.Lock = field(factory=threading.Lock, repr=False)
     """Held while the environment is flushed or replaced; all else is done by the store's thread alone."""
     _flusher: Flusher | None = field(default=None, repr=False)
 
     @classmethod
-    def open(cls, path: Path, options: StoreOptions) -> "LmdbFile":
+    def open(cls, path: Path, options: FileOptions, tables_class: type[TablesT]) -> "LmdbFile[TablesT]":
         """Open or create the file in this directory.
 
         Raises:
@@ -69,14 +76,14 @@ class LmdbFile:
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
-            owner = _lock(path)
+            owner = _lock(path, options.what)
         except OSError as error:
-            raise ConfigError(f"the result store's directory {str(path)!r} is unusable: {error}") from error
+            raise ConfigError(f"the {options.what}'s directory {str(path)!r} is unusable: {error}") from error
         try:
             _set_aside_if_suspect(path)
             if options.durability is Durability.PROCESS:
-                _mark_open(path)
-            environment, tables = _open_environment(path, options)
+                _mark_open(path, options.what)
+            environment, tables = _open_environment(path, options, tables_class)
         except BaseException:
             os.close(owner)
             raise
@@ -124,8 +131,8 @@ class LmdbFile:
                 self._flusher.note_change()
         except lmdb.MapFullError as error:
             raise StoreFull(
-                f"the result store's file in {str(self.path)!r} has reached its map of "
-                f"{self.options.map_size} bytes: purge results, or open the store with a larger map_bytes",
+                f"the {self.options.what}'s file in {str(self.path)!r} has reached its map of "
+                f"{self.options.map_size} bytes: {self.options.relief}, or open it with a larger map_bytes",
                 path=str(self.path),
                 map_bytes=self.options.map_size,
             ) from error
@@ -135,7 +142,7 @@ class LmdbFile:
             elif not _is_of_the_system(error):
                 raise
             raise StoreFull(
-                f"the disk below the result store {str(self.path)!r} took no more ({error}); "
+                f"the disk below the {self.options.what} {str(self.path)!r} took no more ({error}); "
                 f"{_free_bytes(self.path)} bytes are free there: make room and send the request again",
                 path=str(self.path),
                 free_bytes=_free_bytes(self.path),
@@ -153,10 +160,10 @@ class LmdbFile:
         """After a failed write of its root page LMDB refuses all work until it is opened again."""
         with self._environment_lock:
             self._environment.close()
-            self._environment, self.tables = _open_environment(self.path, self.options)
+            self._environment, self.tables = _open_environment(self.path, self.options, type(self.tables))
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path, what: str) -> int:
     """Hold the directory until this process closes it or dies."""
     descriptor = os.open(path / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -165,7 +172,7 @@ def _lock(path: Path) -> int:
         owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise ConfigError(
-            f"the result store in {str(path)!r} is in use by process {owner}: give each node its own "
+            f"the {what} in {str(path)!r} is in use by process {owner}: give each node its own "
             "directory, or stop the other node"
         ) from None
     os.ftruncate(descriptor, 0)
@@ -177,7 +184,7 @@ def _marker(path: Path) -> Path:
     return path / "unflushed.boot"
 
 
-def _mark_open(path: Path) -> None:
+def _mark_open(path: Path, what: str) -> None:
     """Note under which boot the file may hold what the disk does not; on the disk itself before that."""
     marker = _marker(path)
     try:
@@ -191,7 +198,7 @@ def _mark_open(path: Path) -> None:
         finally:
             os.close(directory)
     except OSError as error:
-        raise ConfigError(f"the result store's directory {str(path)!r} is unusable: {error}") from error
+        raise ConfigError(f"the {what}'s directory {str(path)!r} is unusable: {error}") from error
 
 
 def _set_aside_if_suspect(path: Path) -> None:
@@ -206,20 +213,29 @@ def _set_aside_if_suspect(path: Path) -> None:
     marker.unlink()
 
 
-def _open_environment(path: Path, options: StoreOptions) -> tuple[lmdb.Environment, Tables]:
+def _open_environment(
+    path: Path, options: FileOptions, tables_class: type[TablesT]
+) -> tuple[lmdb.Environment, TablesT]:
     waits = options.durability is Durability.POWER
+    kind: Any = tables_class  # attrs.fields wants to know that it is an attrs class
+    names = [each.name for each in attrs.fields(kind)]
     try:
         environment = lmdb.open(
-            str(path), map_size=options.map_size, max_dbs=5, max_readers=16, sync=waits, metasync=waits
+            str(path),
+            map_size=options.map_size,
+            max_dbs=len(names),
+            max_readers=16,
+            sync=waits,
+            metasync=waits,
         )
         try:
-            tables = Tables(**{name: environment.open_db(name.encode()) for name in _TABLE_NAMES})
+            tables = tables_class(**{name: environment.open_db(name.encode()) for name in names})
         except BaseException:
             environment.close()
             raise
     except lmdb.Error as error:
         raise ConfigError(
-            f"the result store in {str(path)!r} cannot be opened: {error}; "
+            f"the {options.what} in {str(path)!r} cannot be opened: {error}; "
             "give another directory, or a larger map_bytes"
         ) from error
     return environment, tables
@@ -227,7 +243,7 @@ def _open_environment(path: Path, options: StoreOptions) -> tuple[lmdb.Environme
 
 def _is_of_the_system(error: lmdb.Error) -> bool:
     """Whether the operating system refused: LMDB names its own errors, and passes others on bare."""
-    return isinstance(error, lmdb.DiskError) or type(error) is lmdb.Error
+    return isinstance(error, lmdb.DiskError | lmdb.ReadonlyError) or type(error) is lmdb.Error
 
 
 def _free_bytes(path: Path) -> int:

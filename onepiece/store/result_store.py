@@ -18,21 +18,19 @@ All work on the file is done by one thread of the store's own, in the order in w
 for, so the event loop never waits for a disk.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final
 
-import anyio
-from anyio import to_thread
 from attrs import define, field
 
 from onepiece.errors import InvalidInput, OnePieceError, ResultGone, StoreFull, UnknownRequest
 from onepiece.log import get_logger
 from onepiece.store._database import Database, Draft
+from onepiece.store._thread import Thread, open_on_thread
 from onepiece.store.records import (
     PutOutcome,
     RecordKind,
@@ -46,8 +44,6 @@ from transports.operations import Bytes
 
 ERROR_CONTENT_TYPE: Final = "application/vnd.onepiece.error"
 
-P = ParamSpec("P")
-T = TypeVar("T")
 _log = get_logger(part="store")
 
 
@@ -64,7 +60,7 @@ class ResultStore:
 
     options: StoreOptions
     _database: Database = field(repr=False)
-    _thread: ThreadPoolExecutor = field(repr=False)
+    _thread: Thread = field(repr=False)
     _being_written: set[int] = field(factory=set, repr=False)
     """Values of this process that are begun and not ended; touched on the store's thread only."""
 
@@ -84,21 +80,9 @@ class ResultStore:
             StoreFull: The disk has no room for the file's first pages.
         """
         options = options or StoreOptions()
-        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="onepiece-store")
-        try:
-            opening = thread.submit(Database.open, Path(path), options)
-            try:
-                database = await asyncio.wrap_future(opening)
-            except asyncio.CancelledError:
-                opening.add_done_callback(_close_unwanted)
-                raise
-            try:
-                yield cls(options, database, thread)
-            finally:
-                thread.submit(database.close)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(thread.shutdown)
+        opening = partial(Database.open, Path(path), options)
+        async with open_on_thread("onepiece-store", opening) as (database, thread):
+            yield cls(options, database, thread)
 
     async def put(
         self,
@@ -132,7 +116,7 @@ class ResultStore:
         record = self._record(uid, RecordKind.RESULT, content_type, meta or {}, total_bytes, ttl_seconds, now)
         chunks = cut(parts, self.options.chunk_bytes)
         if record.total_bytes <= self.options.transaction_bytes:
-            return await self._run(self._database.put, record, tuple(chunks), now)
+            return await self._thread.run(self._database.put, record, tuple(chunks), now)
         return await self._put_large(record, chunks, now)
 
     async def put_error(
@@ -148,7 +132,7 @@ class ResultStore:
         Cancelled: as for ``put``.
         """
         record = self._record(uid, RecordKind.ERROR, ERROR_CONTENT_TYPE, wire_error, 0, ttl_seconds, now)
-        return await self._run(self._database.put, record, (), now)
+        return await self._thread.run(self._database.put, record, (), now)
 
     async def meta(self, uid: str) -> StoredRecord:
         """What stands under the UID: a result's size and type, or an error.
@@ -158,7 +142,7 @@ class ResultStore:
             ResultGone: It was purged, or its time to live is over.
             InvalidInput: The UID is unusable.
         """
-        record = await self._run(self._database.record, uid)
+        record = await self._thread.run(self._database.record, uid)
         if record is None:
             raise UnknownRequest(f"the result store has nothing under {uid}", uid=uid)
         if record.kind is RecordKind.TOMBSTONE:
@@ -195,7 +179,7 @@ class ResultStore:
         end = record.total_bytes if length is None else min(start + length, record.total_bytes)
         while start < end:
             number, offset = divmod(start, record.chunk_bytes)
-            chunk = await self._run(self._database.chunk, record.value_id, number)
+            chunk = await self._thread.run(self._database.chunk, record.value_id, number)
             if chunk is None:
                 raise _gone(uid, "purged while it was read")
             piece = chunk[offset : offset + end - start]
@@ -209,7 +193,7 @@ class ResultStore:
             StoreFull: The disk did not take the tombstone.
             InvalidInput: The UID is unusable.
         """
-        return await self._run(self._database.purge, uid, now)
+        return await self._thread.run(self._database.purge, uid, now)
 
     async def fetched(self, uid: str, now: float) -> bool:
         """Note that the result was delivered whole; purges it where ``purge_after_fetch`` says so.
@@ -230,20 +214,20 @@ class ResultStore:
 
         Cancelled: the rest stays for the next call.
         """
-        await self._run(self._database.check_readers)
-        await self._run(self._reclaim)
+        await self._thread.run(self._database.check_readers)
+        await self._thread.run(self._reclaim)
         ended = 0
-        while count := await self._run(self._database.expire, now):
+        while count := await self._thread.run(self._database.expire, now):
             ended += count
         return ended
 
     async def stats(self) -> StoreStats:
         """The store in numbers."""
-        return await self._run(self._database.stats)
+        return await self._thread.run(self._database.stats)
 
     async def check_invariants(self) -> None:
         """Assert that the tables agree with each other and with the totals; for tests and inspection."""
-        await self._run(self._database.check_invariants)
+        await self._thread.run(self._database.check_invariants)
 
     def _record(
         self,
@@ -274,14 +258,14 @@ class ResultStore:
         put = _LargePut()
         per_transaction = self.options.transaction_bytes // self.options.chunk_bytes
         try:
-            refused = await self._run(self._begin, put, record, now)
+            refused = await self._thread.run(self._begin, put, record, now)
             if refused is not None:
                 return refused
             first = 0
             while batch := tuple(islice(chunks, per_transaction)):
-                await self._run(self._append, put, first, batch)
+                await self._thread.run(self._append, put, first, batch)
                 first += len(batch)
-            return await self._run(self._commit, put, now)
+            return await self._thread.run(self._commit, put, now)
         except BaseException:
             # The thread works in order: this follows whatever of ours is still under way there. If
             # that was the commit, the value stands, and there is nothing left to abandon.
@@ -318,10 +302,6 @@ class ResultStore:
     def _reclaim(self) -> int:
         return self._database.reclaim(frozenset(self._being_written))
 
-    async def _run(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do a job on the store's thread. Cancelled: the job is done all the same, if it had begun."""
-        return await asyncio.wrap_future(self._thread.submit(job, *args, **kwargs))
-
 
 def cut(parts: Sequence[Bytes], chunk_bytes: int) -> Iterator[Bytes]:
     """Cut ``parts`` in chunks of one size, the last one shorter.
@@ -349,9 +329,3 @@ def cut(parts: Sequence[Bytes], chunk_bytes: int) -> Iterator[Bytes]:
 
 def _gone(uid: str, why: str) -> ResultGone:
     return ResultGone(f"the result of {uid} is gone: {why}; submit the request again", uid=uid, why=why)
-
-
-def _close_unwanted(opening: "Future[Database]") -> None:
-    """Close a database whose opener was cancelled; runs on the store's thread."""
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()

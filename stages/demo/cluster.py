@@ -91,7 +91,7 @@ class Cluster:
         folder = await self._until(lambda: self._folder, _START_SECONDS, "the fork server to start")
         ready_file = folder / "ready.json"
         roles = ("--roles", "proxy,manager,store", "--workflow", workflow, "--workers", str(workers))
-        files = ("--state-dir", str(folder / "state"), "--ready-file", str(ready_file))
+        files = ("--state-dir", str(folder / SEED), "--ready-file", str(ready_file))
         self._start(SEED, (*roles, *files, "--http", "127.0.0.1:0"))
         self._command(preload=True)
         on_phase("importing torch and diffusers, once for all workers")
@@ -103,8 +103,9 @@ class Cluster:
         seed = json.loads(ready_file.read_text(encoding="utf-8"))
         self.http = seed["http"]
         for number in range(1, workers + 1):
+            name = f"worker-{number}"
             join = ("--roles", "worker", "--join", seed["address"], "--devices", "cpu:0")
-            self._start(f"worker-{number}", join)
+            self._start(name, (*join, "--state-dir", str(folder / name)))
 
     def _start(self, name: str, arguments: Sequence[str]) -> None:
         common = ("--name", name, "--listen", "tcp://127.0.0.1:0")

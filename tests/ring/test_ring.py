@@ -199,6 +199,23 @@ def test_a_large_payload_is_posted_before_it_is_hashed() -> None:
     assert inbox.take() == payload
 
 
+def test_a_very_large_payload_is_posted_and_hashed_by_pieces() -> None:
+    """No piece is longer than the bound, and the pieces of several buffers make up the message."""
+    inbox = Inbox(Geometry(2, 1 << 20, 1))
+    sender = inbox.connect("A")
+    sender.producer.hash_after_post_bytes = 1
+    sender.producer.piece_bytes = 1000
+    payload = bytes(range(251)) * 100
+    program = sender.producer.send((payload[:3333], payload[3333:]), kind=1, now=0.0)
+    sender.held_back = True
+    inbox.run(sender, program)
+    *pieces, body, commit = sender.posted
+    assert max(piece.length for piece in pieces) == 1000
+    assert [body.length, commit.length] == [48, 8]
+    inbox.land(sender)
+    assert inbox.take() == payload
+
+
 # Recovery.
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from simulations import explore_command
 from simulations.__main__ import main
 from simulations.explore import Finding, StateLimitExceeded, explore
 from simulations.published_ring import ADDING_QUEUE, LOCKED_RING, Queue, find_failure
@@ -90,6 +91,51 @@ def test_the_published_queues_fail(queue: Queue, promise: int) -> None:
     assert failure is not None
     assert failure.promise == promise
     assert failure.trace
+
+
+def test_the_table_has_a_row_for_each_setting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run in which all holds prints one row per setting and ends with 0."""
+    monkeypatch.setattr(explore_command, "QUICK", SMALL[:2])
+    assert main(["explore", "--quick", "--jobs", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 settings: all promises hold" in printed
+    (row,) = [line for line in printed.splitlines() if "1 | 2" in line]
+    assert row.split()[:7] == ["2", "1", "|", "2", "2", "3", "1"]
+
+
+def test_a_broken_promise_is_told_and_fails_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A violation ends with its trace in words and an exit status that is not 0."""
+    monkeypatch.setattr(explore_command, "QUICK", [MUTANTS[5].setting])
+    assert main(["explore", "--jobs", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "A wins the swap for A.0: slot 0, payload granule 0." in printed
+    assert "Promise 2 is broken: A.0 is handed over with bytes that are not its own." in printed
+
+
+def test_a_mutant_that_survives_fails_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mutant that no trace exposes is named, and the exit status says so."""
+    harmless = Mutant("nothing is wrong", SMALL[0])
+    monkeypatch.setattr(explore_command, "MUTANTS", [MUTANTS[2], harmless])
+    assert main(["explore", "--mutants", "--jobs", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "SURVIVES" in printed
+    assert "1 of 2 mutants found" in printed
+
+
+def test_explorations_run_in_several_processes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows come in the order of the settings, whichever process is first."""
+    monkeypatch.setattr(explore_command, "QUICK", [SMALL[3], SMALL[0]])
+    assert main(["explore", "--jobs", "2"]) == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("   ")]
+    assert rows == ["2", "1"]
 
 
 def test_the_command_says_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from simulations.__main__ import main
 from simulations.ring_schedules import ScheduleFailed, draw, run_schedule
 from transports.operations import Program
 from transports.ring import Consumer
@@ -21,6 +22,23 @@ def test_a_seed_means_the_same_run() -> None:
     """A seed that failed can be run again."""
     assert draw(3) == draw(3)
     assert run_schedule(3) == run_schedule(3)
+
+
+def test_the_command_runs_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    """It counts what it ran, and ends with 0 when nothing failed."""
+    assert main(["schedules", "--first", "7", "--seeds", "2"]) == 0
+    assert "2 seeds" in capsys.readouterr().out
+
+
+def test_the_command_names_the_seed_that_failed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure is printed with its seed and what was drawn, and the status is not 0."""
+    monkeypatch.setattr(Consumer, "_is_expected", lambda *_: True)
+    assert main(["schedules", "--seeds", "60"]) == 1
+    printed = capsys.readouterr().out
+    assert "promise 1 in step" in printed
+    assert "Drawn(seed=" in printed
 
 
 def _fails(seeds: range) -> bool:
@@ -41,10 +59,4 @@ def test_schedules_find_a_ring_without_a_fence(monkeypatch: pytest.MonkeyPatch) 
         yield from ()
 
     monkeypatch.setattr(Consumer, "_fence", no_fence)
-    assert _fails(range(60))
-
-
-def test_schedules_find_a_ring_that_forgets_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The schedules can fail: without the check of numbers a repeat is handed over."""
-    monkeypatch.setattr(Consumer, "_is_expected", lambda *_: True)
     assert _fails(range(60))

@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from onepiece.testing import stage_context
 from onepiece.types import TypeSpec
 from onepiece.workflow import Workflow
 from stages import image_to_video as workflow_module
-from stages._diffusers import Denoiser, ImageEncoder, LatentEncoder, TextEncoder, libraries
+from stages._diffusers import Denoiser, ImageEncoder, LatentEncoder, TextEncoder, _Loader, libraries
 from stages._video import read_image, read_mp4, write_mp4
 from stages._wan import MODEL_VARIABLE, SHIPPED_MODEL, WanModel
 
@@ -196,6 +198,18 @@ class Denoising:
         self.text = workflow_module.TextEmbeddings(torch.randn(1, 16, 64, generator=generator), None)
         self.image = torch.randn(1, 17, 64, generator=generator)
 
+    def run(self, steps: int) -> Any:
+        """Denoise, without a context."""
+        return self.state.denoise(
+            *self.latents,
+            self.text.prompt,
+            None,
+            self.image,
+            steps=steps,
+            guidance=1.0,
+            on_step=lambda _: None,
+        )
+
 
 @pytest.fixture(scope="module")
 def denoising() -> Denoising:
@@ -362,6 +376,37 @@ def test_split_equals_monolith_in_half_precision(half_precision_model: WanModel)
         output_type="latent",
     ).frames
     assert torch.equal(latents, whole)
+
+
+def test_loading_does_not_disturb_computing(denoising: Denoising) -> None:
+    """What computes beside a load waits for it: meanwhile torch's default type is another one."""
+    computed = threading.Event()
+
+    def compute() -> Any:
+        latents = denoising.run(steps=2)
+        computed.set()
+        return latents
+
+    alone = compute()
+    computed.clear()
+
+    with ThreadPoolExecutor() as pool:
+        beside: list[Future[Any]] = []
+
+        class Loads:
+            """Changes what from_pretrained changes, for long enough that the other thread would see it."""
+
+            @staticmethod
+            def from_pretrained(*_: Any, **__: Any) -> None:
+                torch.set_default_dtype(torch.bfloat16)
+                try:
+                    beside.append(pool.submit(compute))
+                    assert not computed.wait(0.5)
+                finally:
+                    torch.set_default_dtype(torch.float32)
+
+        _Loader.start(MODEL, "cpu").plain(Loads, "transformer")
+        assert torch.equal(beside[0].result(), alone)
 
 
 @pytest.mark.slow

@@ -99,9 +99,9 @@ async def test_a_half_written_value_is_invisible_and_reclaimed(tmp_path: Path) -
     async with ResultStore.open(tmp_path, options) as store:
         record = store._record("u1", RecordKind.RESULT, "x", {}, 40_000, None, NOW)
         database = store._database
-        draft = await store._run(database.begin, record, NOW)
+        draft = await store._thread.run(database.begin, record, NOW)
         assert not isinstance(draft, PutOutcome)
-        await store._run(database.append, draft, 0, [bytes(4096)])
+        await store._thread.run(database.append, draft, 0, [bytes(4096)])
         with pytest.raises(UnknownRequest):
             await store.meta("u1")
         assert (await store.stats()).bytes_in_use > 40_000
@@ -222,7 +222,7 @@ async def test_a_store_whose_root_page_could_not_be_written_is_opened_again(tmp_
                 raise lmdb.PanicError("a failed write of the root page")
 
         with pytest.raises(StoreFull):
-            await store._run(panic)
+            await store._thread.run(panic)
         assert await store.put("next", [b"w"], content_type="x", now=NOW) is PutOutcome.STORED
         assert (await store.meta("kept")).total_bytes == 1
 
@@ -235,7 +235,7 @@ async def test_a_store_of_another_layout_is_refused(tmp_path: Path) -> None:
             with store._database._file.writing() as transaction:
                 transaction.put(LAYOUT_KEY, U64.pack(99), db=store._database._file.tables.totals)
 
-        await store._run(write_layout)
+        await store._thread.run(write_layout)
     for _ in range(2):
         with pytest.raises(ConfigError, match=f"layout 99.*{LAYOUT_VERSION}"):
             async with ResultStore.open(tmp_path):

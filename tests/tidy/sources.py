@@ -99,6 +99,8 @@ def _imports_of(source: Source) -> Iterator[Import]:
                 found: list[tuple[str, tuple[str, ...]]] = [(alias.name, ()) for alias in aliases]
             case ast.ImportFrom(module=str(module), names=aliases, level=0):
                 found = [(module, tuple(alias.name for alias in aliases))]
+            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(module))]):
+                found = [(module, ())]
             case ast.ImportFrom():
                 raise AssertionError(f"{source.name}:{node.lineno}: relative import; write the whole name")
             case _:

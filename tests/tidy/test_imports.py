@@ -14,8 +14,10 @@ OWNERS = {
     "av": ("stages/_video.py",),
     "cattrs": ("onepiece/_control.py",),
     "cbor2": ("onepiece/_cbor.py",),
+    "diffusers": ("stages/",),
     "distributed": ("onepiece/cli/bench_",),
     "httpx": ("onepiece/client/",),
+    "huggingface_hub": ("stages/_diffusers.py",),
     # The manager's state and the results have nothing in common but the package.
     "lmdb": ("onepiece/store/_lmdb.py", "onepiece/coordination/_state_file.py"),
     "psutil": ("onepiece/cli/bench_",),
@@ -28,8 +30,9 @@ OWNERS = {
     "structlog": ("onepiece/log.py", "onepiece/context.py"),
     "tokenizers": ("stages/training/",),
     "torch": ("onepiece/_torch.py", "stages/"),
+    "transformers": ("stages/",),
     "uvicorn": ("onepiece/node/http_server.py",),
-    "xxhash": ("onepiece/core/routing.py", "transports/ring/layout.py"),
+    "xxhash": ("onepiece/core/routing.py", "transports/ring/"),
     "zmq": ("onepiece/cli/bench_",),
 }
 """Whose file(s) a third-party package belongs to, as the beginning of their names."""
@@ -41,6 +44,9 @@ REQUIRED = frozenset(
 """Installed with the package itself; everything else is optional, and imported on first use."""
 
 LAZY: dict[str, str] = {
+    "onepiece/__init__.py": "the client needs httpx, which stages and workers do not",
+    "onepiece/cli/main.py": "each command imports only what it needs: help is there at once",
+    "stages/demo/fork_server.py": "loading it before the fork is what the server is for",
     "stages/training/__main__.py": "each command imports only what it needs: they take seconds to import",
 }
 """Files that may import modules of our own inside functions, and why. Never to break a cycle."""

@@ -51,7 +51,9 @@ def test_cores_open_with_their_theory() -> None:
     offences = [
         f"{source.name} opens with {len(ast.get_docstring(source.tree) or '')} characters"
         for source in sources("onepiece/core", "transports/ring")
-        if len(ast.get_docstring(source.tree) or "") < THEORY_CHARACTERS_MIN and source.name not in WORDS_ONLY
+        if len(ast.get_docstring(source.tree) or "") < THEORY_CHARACTERS_MIN
+        and source.name not in WORDS_ONLY
+        and not source.name.endswith("/__init__.py")
     ]
     assert not offences, report(offences)
 

@@ -1,0 +1,187 @@
+"""What a node is told: by flag, variable or file, which wins, and what is said of nonsense."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from onepiece.errors import ConfigError
+from onepiece.node import options as node_options
+from onepiece.node.options import NodeOptions, build_parser, read_options
+
+LOOPBACK: Mapping[str, str] = {}
+
+
+def refused(argv: list[str], environment: Mapping[str, str] = LOOPBACK) -> str:
+    """The message with which these options are refused."""
+    with pytest.raises(ConfigError) as caught:
+        read_options(argv, environment)
+    return caught.value.message
+
+
+def test_defaults_need_nothing() -> None:
+    """Without any option a node has all roles, on loopback, on free ports."""
+    options = read_options([], {})
+    assert options == NodeOptions()
+    assert options.listen.is_loopback
+    assert options.listen.port == 0
+    assert options.roles == {"worker", "proxy", "store", "manager"}
+
+
+def test_flag_wins_over_environment_over_file(tmp_path: Path) -> None:
+    """For each option the flag decides, without it the variable, without that the file."""
+    file = tmp_path / "node.toml"
+    file.write_text('name = "file"\nlog_level = "error"\nworkers = 3\n')
+    environment = {"ONEPIECE_NAME": "variable", "ONEPIECE_LOG_LEVEL": "debug"}
+    found = read_options(["--config", str(file), "--name", "flag"], environment)
+    assert (found.name, found.log_level, found.workers) == ("flag", "debug", 3)
+
+
+def test_file_can_be_named_by_a_variable(tmp_path: Path) -> None:
+    """``ONEPIECE_CONFIG`` names the file; ``--config`` wins over it."""
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    one.write_text("workers = 1\n")
+    two.write_text("workers = 2\n")
+    assert read_options([], {"ONEPIECE_CONFIG": str(two)}).workers == 2
+    assert read_options(["--config", str(one)], {"ONEPIECE_CONFIG": str(two)}).workers == 1
+
+
+def test_every_option_can_be_given_in_each_way(tmp_path: Path) -> None:
+    """A flag, a variable and a key are there for each option, and mean the same."""
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef")
+    texts = {
+        "roles": "worker,manager",
+        "listen": "tcp://127.0.0.1:7070",
+        "join": "tcp://127.0.0.1:7071",
+        "http": "127.0.0.1:7080",
+        "devices": "cpu:0=1GiB,cpu:1=1GiB",
+        "workflows": "a:b,c:d",
+        "insecure": "true",
+        "inbox_bytes": "1MiB",
+        "join_bytes": "1MiB",
+        "store_bytes": "2GiB",
+        "body_bytes_max": "64KiB",
+        "log_level": "error",
+        "log_json": "yes",
+        "secret_file": str(secret),
+        "heartbeat_seconds": "0.25",
+        "store_durability": "power",
+    }
+    for row in node_options._ROWS:
+        text = texts.get(row.name, "7")
+        by_flag = read_options([f"--{row.name.replace('_', '-')}", text], {})
+        by_variable = read_options([], {f"ONEPIECE_{row.name.upper()}": text})
+        file = tmp_path / "node.toml"
+        file.write_text(f"{row.name} = {text!r}\n")
+        by_file = read_options(["--config", str(file)], {})
+        assert by_flag == by_variable == by_file, row.name
+        assert by_flag != NodeOptions(), row.name
+
+
+def test_lists_in_all_ways(tmp_path: Path) -> None:
+    """Several workflows: a flag given twice, a list in the file, commas in a variable."""
+    file = tmp_path / "node.toml"
+    file.write_text('workflows = ["a:b", "c:d"]\nroles = ["worker", "manager"]\n')
+    wanted = ("a:b", "c:d")
+    assert read_options(["--workflow", "a:b", "--workflow", "c:d"], {}).workflows == wanted
+    assert read_options([], {"ONEPIECE_WORKFLOWS": "a:b, c:d"}).workflows == wanted
+    found = read_options(["--config", str(file)], {})
+    assert found.workflows == wanted
+    assert found.roles == {"worker", "manager"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--roles", "worker,chef"], ["--roles", "worker, proxy, store, manager"]),
+        (["--roles", ","], ["--roles"]),
+        (["--roles", "worker"], ["--join", "manager"]),
+        (["--roles", "proxy,store"], ["--join"]),
+        (["--listen", "carrier-pigeon"], ["--listen", "carrier-pigeon"]),
+        (["--listen", "tcp://127.0.0.1:99999"], ["--listen"]),
+        (["--http", "nowhere"], ["--http", "host:port"]),
+        (["--http", "127.0.0.1:65536"], ["--http"]),
+        (["--lease-seconds", "1", "--heartbeat-seconds", "0.5"], ["--lease-seconds", "--heartbeat-seconds"]),
+        (["--lease-seconds", "nan"], ["--lease-seconds"]),
+        (["--drain-seconds", "-1"], ["--drain-seconds"]),
+        (["--drain-seconds", "inf"], ["--drain-seconds"]),
+        (["--inbox-bytes", "0"], ["--inbox-bytes", "more than 0"]),
+        (["--inbox-bytes", "12 parsecs"], ["--inbox-bytes", "parsecs"]),
+        (["--inbox-bytes=-1MiB"], ["--inbox-bytes"]),
+        (["--store-durability", "some"], ["--store-durability", "some"]),
+        (["--workers", "many"], ["--workers", "many"]),
+        (["--insecure", "maybe"], ["--insecure", "true or false"]),
+        (["--log-level", "loud"], ["--log-level", "debug, info, warning, error"]),
+        (["--secret-file", "/nowhere/secret"], ["/nowhere/secret"]),
+        (["--listen", "tcp://0.0.0.0:7070"], ["--secret-file", "--insecure"]),
+        (["--config", "/nowhere/node.toml"], ["/nowhere/node.toml"]),
+    ],
+)
+def test_nonsense_is_named(argv: list[str], words: list[str]) -> None:
+    """The message names the option, what stands there, and what would do."""
+    message = refused(argv)
+    for word in words:
+        assert word in message, message
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"roles = [", ["node.toml"]),
+        (b"lease = 3\n", ["'lease'", "lease_seconds"]),
+        (b"workers = 'many'\n", ["node.toml: workers", "many"]),
+        (b"\xff\xfe", ["node.toml"]),
+    ],
+)
+def test_bad_file_is_named(tmp_path: Path, content: bytes, words: list[str]) -> None:
+    """A file that is no TOML, no text, or holds an unknown or unusable option is named with it."""
+    file = tmp_path / "node.toml"
+    file.write_bytes(content)
+    message = refused(["--config", str(file)])
+    for word in words:
+        assert word in message, message
+
+
+def test_bad_variable_is_named() -> None:
+    """The message names the variable, not the flag."""
+    assert "ONEPIECE_LEASE_SECONDS" in refused([], {"ONEPIECE_LEASE_SECONDS": "soon"})
+
+
+def test_other_variables_are_none_of_ours() -> None:
+    """A variable that only begins like ours is left alone."""
+    assert read_options([], {"ONEPIECE_": "x", "ONEPIECE_HOME": "x", "NAME": "x"}) == NodeOptions()
+
+
+def test_short_secret_is_refused(tmp_path: Path) -> None:
+    """A secret that could be guessed is refused, and never shown."""
+    file = tmp_path / "secret"
+    file.write_text("swordfish")
+    message = refused(["--secret-file", str(file)])
+    assert "16 bytes" in message
+    assert "swordfish" not in message
+
+
+def test_secret_is_in_no_text(tmp_path: Path) -> None:
+    """The options can be logged: the secret is not in their text."""
+    file = tmp_path / "secret"
+    file.write_text("open sesame, open sesame\n")
+    options = read_options(["--secret-file", str(file), "--listen", "tcp://0.0.0.0:0"], {})
+    assert options.secret == b"open sesame, open sesame"
+    assert "sesame" not in repr(options)
+
+
+def test_flags_are_written_out() -> None:
+    """A flag cut short is unknown, since a later option could make it mean another one."""
+    with pytest.raises(SystemExit) as caught:
+        read_options(["--lease", "3"], {})
+    assert caught.value.code == 2
+
+
+def test_help_names_every_option_and_the_precedence() -> None:
+    """The help lists each option with its meaning and says which source wins."""
+    text = " ".join(build_parser().format_help().split())
+    for row in node_options._ROWS:
+        assert f"--{row.name.replace('_', '-')}" in text
+        assert " ".join(row.meaning.split()) in text
+    assert "A flag wins over the environment, the environment over the file" in text
