@@ -1,12 +1,16 @@
-"""The result store."""
+"""What a store node keeps: results, and the records of requests that have not ended."""
 
 from onepiece.store.records import Durability, PutOutcome, RecordKind, StoredRecord, StoreOptions, StoreStats
+from onepiece.store.request_log import LogEntry, LogStats, RequestLog
 from onepiece.store.result_store import ResultStore
 
 __all__ = [
     "Durability",
+    "LogEntry",
+    "LogStats",
     "PutOutcome",
     "RecordKind",
+    "RequestLog",
     "ResultStore",
     "StoreOptions",
     "StoreStats",

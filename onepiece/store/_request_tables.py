@@ -129,15 +129,26 @@ class LogChange:
         raw = self.transaction.get(uid_key(uid), db=self.tables.entries)
         return None if raw is None else decode(raw)
 
-    def uid_of_key(self, hashed: bytes) -> str | None:
+    def current(self, uid: str, now: float) -> LoggedRequest | None:
+        """What stands under the UID; what is out of time is taken away first, as ``expire`` would."""
+        known = self.find(uid)
+        if known is not None and known.keep_until <= now:
+            self.remove(known)
+            return None
+        return known
+
+    def holder_of(self, hashed: bytes, now: float) -> str | None:
         """The request that holds a key."""
         raw = self.transaction.get(hashed, db=self.tables.keys)
-        return None if raw is None else raw.decode()
+        if raw is None:
+            return None
+        known = self.current(raw.decode(), now)
+        return None if known is None else known.uid
 
     def write(self, logged: LoggedRequest) -> None:
         """Make an entry or a mark visible under a UID that has none."""
         self.transaction.put(uid_key(logged.uid), encode_control(logged), db=self.tables.entries)
-        self.transaction.put(_expiry_key(logged), b"", db=self.tables.expiry)
+        self.transaction.put(expiry_key(logged), b"", db=self.tables.expiry)
         if logged.key_hash is not None:
             self.transaction.put(logged.key_hash, logged.uid.encode(), db=self.tables.keys)
         if logged.entry is not None:
@@ -147,13 +158,11 @@ class LogChange:
     def remove(self, logged: LoggedRequest, *, keep_body: bool = False) -> None:
         """Take away all that ``write`` wrote, and the body."""
         self.transaction.delete(uid_key(logged.uid), db=self.tables.entries)
-        self.transaction.delete(_expiry_key(logged), db=self.tables.expiry)
+        self.transaction.delete(expiry_key(logged), db=self.tables.expiry)
         if logged.key_hash is not None:
             self.transaction.delete(logged.key_hash, db=self.tables.keys)
         if logged.entry is not None:
-            self.transaction.delete(
-                owner_key(logged.entry.owner_life, logged.uid), db=self.tables.owners
-            )
+            self.transaction.delete(owner_key(logged.entry.owner_life, logged.uid), db=self.tables.owners)
         if not keep_body:
             self._drop_body(logged)
         self.totals.count(logged, -1)
@@ -237,7 +246,8 @@ def owner_key(owner_life: str, uid: str) -> bytes:
     life = owner_life.encode()
     if not life or b"\0" in life or len(life) > LIFE_BYTES_MAX:
         raise InvalidInput(
-            f"owner_life {owner_life[:40]!r}: give 1 to {LIFE_BYTES_MAX} bytes without NUL", field="owner_life"
+            f"owner_life {owner_life[:40]!r}: give 1 to {LIFE_BYTES_MAX} bytes without NUL",
+            field="owner_life",
         )
     return life + b"\0" + uid.encode()
 
@@ -266,11 +276,11 @@ def decode(raw: bytes) -> LoggedRequest:
     return logged
 
 
-def _expiry_key(logged: LoggedRequest) -> bytes:
-    return U64.pack(max(0, int(logged.keep_until * 1_000_000))) + uid_key(logged.uid)
+def expiry_key(logged: LoggedRequest) -> bytes:
+    """Where an entry stands in the table of expiry."""
+    return U64.pack(microseconds(logged.keep_until)) + uid_key(logged.uid)
 
 
-def pieces(keys: Sequence[bytes], transaction: Transaction, tables: RequestTables) -> list[bytes]:
-    """The pieces of a body, copied out."""
-    found = [transaction.get(key, db=tables.bodies) for key in keys]
-    return [piece for piece in found if piece is not None]
+def microseconds(moment: float) -> int:
+    """A moment as the table of expiry counts it."""
+    return max(0, int(moment * 1_000_000))

@@ -29,6 +29,7 @@ from attrs import define, field
 
 from onepiece.errors import InvalidInput, OnePieceError, ResultGone, StoreFull, UnknownRequest
 from onepiece.log import get_logger
+from onepiece.store._chunks import cut
 from onepiece.store._database import Database, Draft
 from onepiece.store._thread import Thread, open_on_thread
 from onepiece.store.records import (
@@ -301,30 +302,6 @@ class ResultStore:
 
     def _reclaim(self) -> int:
         return self._database.reclaim(frozenset(self._being_written))
-
-
-def cut(parts: Sequence[Bytes], chunk_bytes: int) -> Iterator[Bytes]:
-    """Cut ``parts`` in chunks of one size, the last one shorter.
-
-    A chunk that lies within one part is a view of it; only those that span parts are copied.
-    """
-    spanning = bytearray()
-    for part in parts:
-        view = memoryview(part)
-        offset = 0
-        if spanning:
-            offset = min(chunk_bytes - len(spanning), len(view))
-            spanning += view[:offset]
-            if len(spanning) < chunk_bytes:
-                continue
-            yield spanning
-            spanning = bytearray()
-        while len(view) - offset >= chunk_bytes:
-            yield view[offset : offset + chunk_bytes]
-            offset += chunk_bytes
-        spanning += view[offset:]
-    if spanning:
-        yield spanning
 
 
 def _gone(uid: str, why: str) -> ResultGone:

@@ -14,7 +14,7 @@ from onepiece.errors import (
     UnknownRequest,
 )
 from onepiece.store import PutOutcome, RecordKind, ResultStore, StoreOptions
-from onepiece.store.result_store import cut
+from onepiece.store._chunks import cut
 from transports.operations import Bytes
 
 SMALL = StoreOptions(
