@@ -162,7 +162,11 @@ class RequestDatabase:
             end = known.body_bytes if length is None else min(start + length, known.body_bytes)
             first, last = start // known.chunk_bytes, -(-end // known.chunk_bytes)
             keys = list(body_keys(known))[first:last]
-            pieces = [transaction.get(key, db=self._file.tables.bodies) for key in keys]
+            pieces: list[bytes] = []
+            for key in keys:
+                piece = transaction.get(key, db=self._file.tables.bodies)
+                assert piece is not None, f"the body of {uid} lacks a piece"
+                pieces.append(piece)
         offset = first * known.chunk_bytes
         return b"".join(pieces)[start - offset : max(0, end - offset)]
 

@@ -17,7 +17,7 @@ too, so they agree after any death.
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from attrs import define, evolve, frozen
@@ -205,9 +205,9 @@ class LogChange:
         in_use = self.totals.bytes_in_use
         if in_use + occupied_bytes > budget:
             raise StoreFull(
-                f"the record of request {uid} needs {occupied_bytes} bytes, and {in_use} of the request log's "
-                f"{budget} are in use: send the request again when others have ended, or raise the store's "
-                "byte budget",
+                f"the record of request {uid} needs {occupied_bytes} bytes, and {in_use} of the request "
+                f"log's {budget} are in use: send the request again when others have ended, or raise "
+                "the store's byte budget",
                 uid=uid,
                 needed_bytes=occupied_bytes,
                 bytes_in_use=in_use,
