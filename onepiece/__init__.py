@@ -45,7 +45,7 @@ from onepiece.errors import (
 )
 from onepiece.stage import Cpu, Gpu, Stage, stage
 from onepiece.tensor import Tensor
-from onepiece.workflow import Workflow, WorkflowCall, workflow
+from onepiece.workflow import Workflow, WorkflowCall, at_most_once, workflow
 
 if TYPE_CHECKING:
     from onepiece.client import connect, connect_blocking
@@ -81,6 +81,7 @@ __all__ = [
     "WiringError",
     "Workflow",
     "WorkflowCall",
+    "at_most_once",
     "connect",
     "connect_blocking",
     "stage",

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, Final, NoReturn
 
+from attrs import evolve
+
 from onepiece.errors import DefinitionError
 from onepiece.graph import FromInput, FromStage
 from onepiece.types import Kind, TypeSpec
@@ -86,7 +88,18 @@ def _item(placeholder: Placeholder, step: int | str) -> Placeholder:
     inner = spec.select((step,))
     if inner is None:
         raise DefinitionError(f"{_name(placeholder)} has no {shown}: it is a {spec}")
-    return Placeholder(drawing_of(placeholder), FromStage(source.node, (*source.path, step)), inner)
+    return Placeholder(drawing_of(placeholder), evolve(source, path=(*source.path, step)), inner)
+
+
+def unretained(placeholder: Placeholder) -> Placeholder:
+    """The same result of a stage, sent on at most once; raises ``DefinitionError`` for an input."""
+    source = source_of(placeholder)
+    if isinstance(source, FromInput):
+        raise DefinitionError(
+            f"at_most_once of {_name(placeholder)}: inputs are always kept, with the request itself; it is"
+            " for results of stages"
+        )
+    return Placeholder(drawing_of(placeholder), evolve(source, is_retained=False), type_of(placeholder))
 
 
 def _refusing(operation: str) -> Any:

@@ -77,6 +77,8 @@ class Isolation(enum.Enum):
     """On a thread and event loop of the device's own: what blocks there never stops the node."""
     LOOP = "loop"
     """On the node's event loop: the cheapest, for stages that never block."""
+    PROCESS = "process"
+    """In a helper process of the actor: what crashes there leaves the node alone."""
 
 
 @frozen
@@ -193,11 +195,11 @@ class WorkflowGraph:
         inputs = ", ".join(map(str, self.inputs))
         lines = [f"workflow {self.name}({inputs}) -> {self.returns}"]
         lines += [f"record {text}" for text in sorted(self._record_texts())]
-        lines += [f"stage {spec.signature}" for spec in self.stages.values()]
+        lines += [f"stage {_stage_text(spec)}" for spec in self.stages.values()]
         for each in self.nodes:
             sources = ", ".join(f"{name}={_source_text(source)}" for name, source in each.inputs.items())
             lines.append(f"{each.id} = {self.stages[each.stage].name}({sources})")
-        return [*lines, f"return {self.output}"]
+        return [*lines, f"return {_source_text(self.output)}"]
 
     def _record_texts(self) -> set[str]:
         types = [each.type for each in self.inputs]
@@ -245,12 +247,16 @@ class WorkflowGraph:
         return next((each for each in self.inputs if each.name == name), None)
 
 
+def _stage_text(spec: StageSpec) -> str:
+    return f"{spec.signature}, checkpoint" if spec.checkpoint else spec.signature
+
+
 def _source_text(source: Source) -> str:
     match source:
         case FromInput(name=name):
             return name
-        case FromStage():
-            return str(source)
+        case FromStage(is_retained=is_retained):
+            return str(source) if is_retained else f"at_most_once({source})"
         case Constant(value=value):
             return show_value(value)
 

@@ -134,8 +134,9 @@ def stage(
     setup: None = ...,
     timeout: float | None = ...,
     instances: int = ...,
-    isolation: Literal["thread", "loop"] = ...,
+    isolation: Literal["thread", "loop", "process"] = ...,
     concurrency: int = ...,
+    checkpoint: bool = ...,
     name: str | None = ...,
 ) -> Callable[["Body[None, Inputs, Output]"], Stage[None, Inputs, Output]]: ...
 
@@ -147,8 +148,9 @@ def stage(
     setup: "Setup[State]",
     timeout: float | None = ...,
     instances: int = ...,
-    isolation: Literal["thread", "loop"] = ...,
+    isolation: Literal["thread", "loop", "process"] = ...,
     concurrency: int = ...,
+    checkpoint: bool = ...,
     name: str | None = ...,
 ) -> Callable[["Body[State, Inputs, Output]"], Stage[State, Inputs, Output]]: ...
 
@@ -161,8 +163,9 @@ def stage(
     setup: Any = None,
     timeout: float | None = None,
     instances: int = 1,
-    isolation: Literal["thread", "loop"] = "thread",
+    isolation: Literal["thread", "loop", "process"] = "thread",
     concurrency: int = 1,
+    checkpoint: bool = False,
     name: str | None = None,
 ) -> Any:
     """Make a stage of an async function ``(context, inputs...) -> output``.
@@ -175,8 +178,11 @@ def stage(
         timeout: Seconds that one call may take; None leaves it to the request's deadline.
         instances: How many are wanted when nothing is known of the demand yet.
         isolation: ``"thread"`` runs the coroutine on a thread of the device's own, where it may block;
-            ``"loop"`` on the node's event loop, where it must not.
+            ``"loop"`` on the node's event loop, where it must not; ``"process"`` in a helper process of the
+            instance's own, which imports the stage's module itself: it may crash there, and the node lives.
         concurrency: How many calls one instance may be working on at a time.
+        checkpoint: Keep what it returns in the result store until the request has ended, so that the
+            request goes on from there whatever nodes die.
         name: The stage's name in graphs and logs; the function's if not given.
 
     Raises:
@@ -193,6 +199,7 @@ def stage(
             instances=instances,
             isolation=isolation,
             concurrency=concurrency,
+            checkpoint=checkpoint,
         )
 
     return decorate if function is None else decorate(function)
@@ -208,6 +215,7 @@ def _define(
     instances: int,
     isolation: str,
     concurrency: int,
+    checkpoint: bool,
 ) -> Stage[Any, Any, Any]:
     where = f"stage {getattr(function, '__qualname__', function)!s}"
     check_name(name, where)
@@ -218,7 +226,13 @@ def _define(
     if setup is not None and not inspect.isasyncgenfunction(setup):
         raise DefinitionError(f"{where}: setup must be an 'async def' with one 'yield' of the state")
     if isolation not in {each.value for each in Isolation}:
-        raise DefinitionError(f"{where}: isolation is {isolation!r}; 'thread' and 'loop' exist")
+        raise DefinitionError(f"{where}: isolation is {isolation!r}; 'thread', 'loop' and 'process' exist")
+    if isolation == Isolation.PROCESS.value and "<locals>" in function.__qualname__:
+        raise DefinitionError(
+            f"{where}: a helper process imports the stage from its module; define it at the top of one"
+        )
+    if type(checkpoint) is not bool:
+        raise DefinitionError(f"{where}: checkpoint is {checkpoint!r}; True or False")
     _check_range(where, "instances", instances, limits.INSTANCES_MAX)
     _check_range(where, "concurrency", concurrency, limits.CONCURRENCY_MAX)
     if timeout_seconds is not None and not 0 < timeout_seconds <= limits.TIMEOUT_SECONDS_MAX:
@@ -240,6 +254,7 @@ def _define(
         instances=instances,
         isolation=Isolation(isolation),
         concurrency=concurrency,
+        checkpoint=checkpoint,
     )
     return Stage(name, key, function, setup, spec, signature.replace(parameters=rest))
 

@@ -3,12 +3,13 @@
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, overload
 
 from attrs import field, frozen
 
 from onepiece import limits
-from onepiece._placeholder import Placeholder, drawing_of, source_of, type_of
+from onepiece._placeholder import Placeholder, drawing_of, source_of, type_of, unretained
+from onepiece._values import describe
 from onepiece.errors import ConfigError, DefinitionError, InvalidInput, WiringError
 from onepiece.graph import (
     Constant,
@@ -27,6 +28,7 @@ from onepiece.types import TypeSpec
 Inputs = ParamSpec("Inputs")
 Output = TypeVar("Output")
 Output_co = TypeVar("Output_co", covariant=True)
+Value = TypeVar("Value")
 
 AnyStage = Stage[Any, Any, Any]
 
@@ -105,6 +107,31 @@ def workflow(function: Any = None, /, *, name: str | None = None) -> Any:
         return _trace(function, str(name or getattr(function, "__name__", "")))
 
     return decorate if function is None else decorate(function)
+
+
+def at_most_once(value: Value) -> Value:
+    """Mark a result where a workflow passes it on: it is not kept for sending it again.
+
+    By default a stage's output is kept by its node until whoever takes it has handed on its own. That
+    costs memory for as long; where computing the output again is cheaper than keeping it, write
+    ``decode(at_most_once(denoise(...)))``. If a node dies while it has the only copy, the request goes on
+    from what is kept before it. Where one stage takes several items of a result, they travel in one
+    message, which is kept only if none of them is marked.
+
+    Args:
+        value: What a stage returned in this workflow, or an item of it.
+
+    Returns:
+        The same, marked.
+
+    Raises:
+        DefinitionError: It is no result of a stage.
+    """
+    if not isinstance(value, Placeholder):
+        raise DefinitionError(
+            f"at_most_once is given {describe(value)}; inside a workflow it marks what a stage returns"
+        )
+    return cast(Value, unretained(value))
 
 
 def load_workflow(reference: str) -> Workflow[Any, Any]:

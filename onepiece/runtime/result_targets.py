@@ -75,20 +75,31 @@ def targets_of(
     retained_by: str | None,
     now: float,
 ) -> dict[str, Target]:
-    """Where the value of ``header.node`` goes, by graph node (or ``STORE``)."""
+    """Where the value of ``header.node`` goes, by graph node (or ``STORE``).
+
+    What goes to one graph node is one message: it is retained only if each of its parts may be.
+    """
     found: dict[str, Target] = {}
     for node in graph.nodes:
-        parts = {
-            name: source.path
+        sources = {
+            name: source
             for name, source in node.inputs.items()
             if isinstance(source, FromStage) and source.node == header.node
         }
-        if parts:
+        if sources:
+            is_retained = all(source.is_retained for source in sources.values())
             onward = evolve(
-                header, node=node.id, source=header.node, sent_at=now, trail=trail, retained_by=retained_by
+                header,
+                node=node.id,
+                source=header.node,
+                sent_at=now,
+                trail=trail,
+                retained_by=retained_by if is_retained else None,
             )
-            found[node.id] = StageTarget(onward, node.stage, parts)
+            parts = {name: source.path for name, source in sources.items()}
+            found[node.id] = StageTarget(onward, node.stage, parts, is_retained)
     if graph.output.node == header.node:
+        is_retained = graph.output.is_retained
         result = ResultInput(
             uid=header.uid,
             workflow=header.workflow,
@@ -97,9 +108,9 @@ def targets_of(
             sent_at=now,
             trail=trail,
             source=header.node,
-            retained_by=retained_by,
+            retained_by=retained_by if is_retained else None,
         )
-        found[STORE] = StoreTarget(result, graph.output.path)
+        found[STORE] = StoreTarget(result, graph.output.path, is_retained)
     return found
 
 

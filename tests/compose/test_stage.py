@@ -212,7 +212,7 @@ decorate: Any = stage
         ({"instances": 1.5}, r"instances is 1\.5"),
         ({"concurrency": True}, "concurrency is True"),
         ({"concurrency": 1 << 40}, "from 1 to 1024"),
-        ({"isolation": "process"}, "'thread' and 'loop' exist"),
+        ({"isolation": "fiber"}, "'thread', 'loop' and 'process' exist"),
         ({"resources": "gpu"}, r"give Gpu\(memory_gib=...\)"),
         ({"resources": Gpu(memory_gib=-1)}, "memory_gib is -1"),
         ({"resources": Gpu(memory_gib=40 << 30)}, "it counts GiB"),
