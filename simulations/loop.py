@@ -231,6 +231,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """The monotonic clock of the process whose step is running."""
         return self._now + self._current.clock_offset
 
+    def at(self, moment: float, callback: Callable[[*_Arguments], object], *args: *_Arguments) -> None:
+        """Run a callback as a step of the world at a moment as of ``now``; at once if that has passed."""
+        timer = _Timer(moment, callback, args, self, self.world.context())
+        heapq.heappush(self._timers, (moment, next(self._serial), timer))
+
     # --- what asyncio asks of a loop -------------------------------------------------------------
 
     def call_soon(  # type: ignore[override]  # typeshed's parameter specification varies between versions
@@ -377,3 +382,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             timer = heapq.heappop(timers)[2]
             if not timer.cancelled():
                 timer.process.enqueue(timer)
+
+
+def virtual_loop(rng: Random, on_exception: _ExceptionHandler) -> VirtualLoop:
+    """A loop for one run; as ``VirtualLoop``."""
+    return VirtualLoop(rng, on_exception)  # type: ignore[abstract]  # no sockets, files or threads on purpose
