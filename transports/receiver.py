@@ -6,7 +6,7 @@ releases wait their turn in ``_deferred``.
 """
 
 import asyncio
-import secrets
+import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
@@ -58,13 +58,15 @@ class Delivery:
 class Receiver:
     """Receives the messages of many senders; opened by ``open_receiver``."""
 
-    def __init__(self, geometry: Geometry, leniency: Leniency, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, geometry: Geometry, leniency: Leniency, clock: Callable[[], float], rng: random.Random
+    ) -> None:
         self._geometry = geometry
         self._leniency = leniency
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         # Generations tell one life of an inbox from the next; chance keeps them apart without a store.
-        self._generation = secrets.randbelow(GENERATION_MAX) + 1
+        self._generation = rng.randint(1, GENERATION_MAX)
         self._consumer = Consumer(
             geometry,
             generation=self._generation,
@@ -292,6 +294,7 @@ async def open_receiver(
     *,
     leniency: Leniency | None = None,
     clock: Callable[[], float] = time.monotonic,
+    rng: random.Random | None = None,
 ) -> AsyncIterator[Receiver]:
     """Serve an inbox under ``name``; leaving the block closes it.
 
@@ -301,11 +304,12 @@ async def open_receiver(
         geometry: Slots, bytes and sessions of the ring.
         leniency: How long a sender may keep reserved room unfilled.
         clock: Monotonic seconds.
+        rng: Draws the ring's generation.
 
     Raises:
         ValueError: The name is taken.
     """
-    receiver = Receiver(geometry, leniency or Leniency(), clock)
+    receiver = Receiver(geometry, leniency or Leniency(), clock, rng or random.SystemRandom())
     await receiver.open(listener, name)
     try:
         yield receiver

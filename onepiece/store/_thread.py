@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import ParamSpec, Protocol, TypeVar
 
 import anyio
@@ -22,6 +22,28 @@ class Closable(Protocol):
 P = ParamSpec("P")
 T = TypeVar("T")
 ClosableT = TypeVar("ClosableT", bound=Closable)
+
+
+class Jobs(Protocol):
+    """Does the jobs of one file, one after the other; ``Thread`` is what does them outside simulations."""
+
+    async def run(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do a job and wait for it. Cancelled: the job is done all the same, if it had begun."""
+        ...
+
+    def submit(self, job: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Have a job done behind those asked for before, without waiting; it must not raise."""
+        ...
+
+
+class OpenJobs(Protocol):
+    """Opens a file where its jobs are done, as ``open_on_thread``."""
+
+    def __call__(
+        self, name: str, open_file: Callable[[], ClosableT], /
+    ) -> AbstractAsyncContextManager[tuple[ClosableT, Jobs]]:
+        """Open it, and close it behind the block and all jobs."""
+        ...
 
 
 @define(eq=False)

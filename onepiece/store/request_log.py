@@ -33,7 +33,7 @@ from attrs import define, field, frozen
 from onepiece.errors import ConfigError, InvalidInput, UnknownRequest
 from onepiece.store._request_database import RequestDatabase
 from onepiece.store._request_tables import LogEntry, check_entry
-from onepiece.store._thread import Thread, open_on_thread
+from onepiece.store._thread import Jobs, OpenJobs, open_on_thread
 from onepiece.store.records import StoreOptions, check_ttl
 from transports.operations import Bytes
 
@@ -62,7 +62,7 @@ class RequestLog:
 
     options: StoreOptions
     _database: RequestDatabase = field(repr=False)
-    _thread: Thread = field(repr=False)
+    _thread: Jobs = field(repr=False)
 
     @classmethod
     @asynccontextmanager
@@ -72,6 +72,7 @@ class RequestLog:
         options: StoreOptions | None = None,
         *,
         keep_seconds: float = KEEP_SECONDS,
+        open_jobs: OpenJobs = open_on_thread,
     ) -> "AsyncIterator[RequestLog]":
         """Open or create the log in a directory, and close it behind the block.
 
@@ -80,6 +81,7 @@ class RequestLog:
             options: Budget, map, pieces and durability; times to live play no part.
             keep_seconds: How long a key is known after its request has ended, and an entry after its
                 deadline.
+            open_jobs: Where the work on the file is done.
 
         Raises:
             ConfigError: The directory is in use, unusable, or of another layout.
@@ -88,7 +90,7 @@ class RequestLog:
         options = options or StoreOptions()
         check_ttl(keep_seconds, "the request log's keep_seconds", ConfigError)
         opening = partial(RequestDatabase.open, Path(path), options, keep_seconds)
-        async with open_on_thread("onepiece-requests", opening) as (database, thread):
+        async with open_jobs("onepiece-requests", opening) as (database, thread):
             yield cls(options, database, thread)
 
     async def put(self, entry: LogEntry, body: Sequence[Bytes], now: float) -> str:

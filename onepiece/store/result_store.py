@@ -31,7 +31,7 @@ from onepiece.errors import InvalidInput, OnePieceError, ResultGone, StoreFull, 
 from onepiece.log import get_logger
 from onepiece.store._chunks import cut
 from onepiece.store._database import Database, Draft
-from onepiece.store._thread import Thread, open_on_thread
+from onepiece.store._thread import Jobs, OpenJobs, open_on_thread
 from onepiece.store.records import (
     PutOutcome,
     RecordKind,
@@ -61,20 +61,25 @@ class ResultStore:
 
     options: StoreOptions
     _database: Database = field(repr=False)
-    _thread: Thread = field(repr=False)
+    _thread: Jobs = field(repr=False)
     _being_written: set[int] = field(factory=set, repr=False)
     """Values of this process that are begun and not ended; touched on the store's thread only."""
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, path: Path | str, options: StoreOptions | None = None
+        cls,
+        path: Path | str,
+        options: StoreOptions | None = None,
+        *,
+        open_jobs: OpenJobs = open_on_thread,
     ) -> "AsyncIterator[ResultStore]":
         """Open or create the store in a directory, and close it behind the block.
 
         Args:
             path: The directory; made if it is not there. One process at a time may have it open.
             options: Bounds and times.
+            open_jobs: Where the work on the file is done.
 
         Raises:
             ConfigError: The directory is in use, unusable, or of another layout.
@@ -82,7 +87,7 @@ class ResultStore:
         """
         options = options or StoreOptions()
         opening = partial(Database.open, Path(path), options)
-        async with open_on_thread("onepiece-store", opening) as (database, thread):
+        async with open_jobs("onepiece-store", opening) as (database, thread):
             yield cls(options, database, thread)
 
     async def put(
