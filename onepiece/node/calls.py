@@ -1,7 +1,6 @@
 """Questions to other nodes and their answers: control messages matched by a number."""
 
 import asyncio
-import itertools
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -47,7 +46,7 @@ class Calls:
         Raises ``NodeUnreachable`` if none comes in time; ``what`` names the question in it. An answer
         that comes later, or after the caller was cancelled, is dropped.
         """
-        number = next(_NUMBERS)
+        number = next(self._env.call_numbers)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
@@ -67,7 +66,3 @@ class Calls:
         waiting = self._waiting.get(answer.call)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
-
-
-_NUMBERS = itertools.count(1)
-"""One sequence for the whole process: several parts may be answered by the same kind of message."""

@@ -7,7 +7,6 @@ manager declared dead, for example since it was stopped for longer than the leas
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from attrs import evolve
@@ -21,7 +20,7 @@ from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION, Farewell, Heartbeat, PublishedRoutes
 from onepiece.node.actor_host import ActorHost
 from onepiece.node.control import ControlService
-from onepiece.runtime.environment import Identity, Inboxes, Routes
+from onepiece.runtime.environment import Clock, Identity, Inboxes, Routes
 from onepiece.runtime.outbox import Outbox
 from onepiece.runtime.workflows import WorkflowImports
 
@@ -43,6 +42,7 @@ class Member:
         on_nodes_died: Callable[[frozenset[str]], None],
         on_new_life: Callable[[], None],
         on_must_stop: Callable[[str], None],
+        now: Clock,
     ) -> None:
         self.info = info
         self._manager_address = manager_address
@@ -54,6 +54,7 @@ class Member:
         self._on_must_stop = on_must_stop
         self._on_new_life = on_new_life
         self._identity = identity
+        self._now = now
         self._inboxes = inboxes
         self._host: ActorHost | None = None
         self._news = asyncio.Event()
@@ -112,7 +113,7 @@ class Member:
             return
         if self._host is not None:
             self._host.drop_all()
-        incarnation = max(self.info.incarnation + 1, int(time.time() * 1000))
+        incarnation = max(self.info.incarnation + 1, int(self._now() * 1000))
         self.info = evolve(self.info, incarnation=incarnation)
         self._identity.incarnation = incarnation
         self._on_new_life()

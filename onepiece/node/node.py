@@ -17,10 +17,7 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import shutil
-import socket
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -38,18 +35,19 @@ from onepiece.node.control import ControlService
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
 from onepiece.node.options import NodeOptions
-from onepiece.node.proxy import ProxyOptions, build_app, serve
+from onepiece.node.parts import NodeParts
+from onepiece.node.proxy import ProxyOptions, build_app
 from onepiece.node.proxy_service import ProxyService
 from onepiece.node.retain_service import RetainService
 from onepiece.node.state_directory import open_state_directory
 from onepiece.node.store_service import StoreService
-from onepiece.runtime.devices import DeviceThreads, discover_devices, open_device_threads, parse_device
+from onepiece.runtime.devices import DeviceThreads, discover_devices, parse_device
 from onepiece.runtime.environment import Environment, Identity, Inboxes, Routes
 from onepiece.runtime.outbox import open_outbox
 from onepiece.runtime.retainer import Output, Retainer
 from onepiece.runtime.workflows import WorkflowImports
 from onepiece.store import RequestLog, Durability, ResultStore, StoreOptions
-from transports import Listener, ListenFailed, Options, Receiver, transport_for
+from transports import Listener, ListenFailed, Options, Receiver
 
 _CLOSE_SECONDS = 2.0
 _SPILL_SECONDS = 30 * 24 * 3600.0
@@ -108,26 +106,32 @@ class Node:
         await self.env.outbox.flushed()
 
 
-def make_info(options: NodeOptions, address: str, http: str | None) -> NodeInfo:
+def make_info(options: NodeOptions, address: str, http: str | None, parts: NodeParts) -> NodeInfo:
     """Who this node is, for the first of its incarnations."""
-    host = socket.gethostname()
     devices: tuple[Device, ...] = ()
     if "worker" in options.roles:
         devices = tuple(parse_device(text) for text in options.devices) or discover_devices()
     return NodeInfo(
-        node_id=options.name or new_node_name(host, random.SystemRandom()),
-        incarnation=int(time.time() * 1000),
+        node_id=options.name or new_node_name(parts.host_name(), parts.rng),
+        incarnation=int(parts.now() * 1000),
         address=address,
         http=http,
         roles=tuple(sorted(options.roles)),
         devices=devices,
-        process_id=os.getpid(),
+        process_id=parts.process_id,
     )
 
 
 @contextlib.asynccontextmanager
-async def open_node(options: NodeOptions, stop: StopSignal) -> AsyncIterator[Node]:
+async def open_node(
+    options: NodeOptions, stop: StopSignal, parts: NodeParts | None = None
+) -> AsyncIterator[Node]:
     """Start a node with all its parts; leaving the context stops it at once.
+
+    Args:
+        options: Its settings.
+        stop: How it is told to stop.
+        parts: What it takes from the machine; a simulation gives others.
 
     Raises ``ListenFailed`` (of transports) if an address cannot be listened on, ``ConfigError`` for
     options that do not fit together or a workflow that cannot be imported.
@@ -138,12 +142,13 @@ async def open_node(options: NodeOptions, stop: StopSignal) -> AsyncIterator[Nod
         tls_key=options.tls_key,
         tls_authority=options.tls_authority,
     )
-    transport = transport_for(options.listen)
+    parts = parts or NodeParts()
+    transport = parts.find_transport(options.listen)
     async with contextlib.AsyncExitStack() as stack:
         state_dir = stack.enter_context(open_state_directory(options.state_dir))
         listener = await stack.enter_async_context(transport.listen(options.listen, wire))
-        info = make_info(options, str(listener.address), None)
-        node = await _compose(options, wire, listener, info, state_dir, stop, stack)
+        info = make_info(options, str(listener.address), None, parts)
+        node = await _compose(options, wire, listener, info, state_dir, stop, parts, stack)
         if options.ready_file is not None:
             _write_ready_file(options.ready_file, node)
             stack.callback(options.ready_file.unlink, missing_ok=True)
@@ -160,36 +165,48 @@ async def _compose(
     info: NodeInfo,
     state_dir: Path,
     stop: StopSignal,
+    parts: NodeParts,
     stack: contextlib.AsyncExitStack,
 ) -> Node:
     control = ControlService(stall_seconds=min(_STALL_SECONDS, options.lease_seconds / 4))
     control_address = f"{info.address}/{CONTROL_REGION}"
     identity = Identity(info.node_id, info.incarnation)
-    outbox = await stack.enter_async_context(open_outbox(lambda: identity.life, wire))
+    outbox = await stack.enter_async_context(
+        open_outbox(
+            lambda: identity.life,
+            wire,
+            find_transport=parts.find_transport,
+            clock=parts.monotonic,
+            rng=parts.rng,
+        )
+    )
     outbox.deliver_locally(control_address, control.dispatch)
     devices = [
-        await stack.enter_async_context(open_device_threads(device.name, close_seconds=_CLOSE_SECONDS))
+        await stack.enter_async_context(parts.open_device(device.name, _CLOSE_SECONDS))
         for device in info.devices
     ]
-    stores = await _open_stores(options, state_dir, stack)
+    stores = await _open_stores(options, state_dir, parts, stack)
     tasks = await stack.enter_async_context(_cancelled_at_exit(devices))
     wake = _Wake()
     env = Environment(
         identity=identity,
         control_address=control_address,
-        inboxes=Inboxes(listener),
+        inboxes=Inboxes(listener, clock=parts.monotonic, rng=parts.rng),
         outbox=outbox,
         routes=Routes(),
         inbox_bytes=options.inbox_bytes,
         join_bytes=options.join_bytes,
         on_change=wake,
         retainer=_make_retainer(options, stores.spill, tasks),
+        now=parts.now,
+        monotonic=parts.monotonic,
+        rng=parts.rng,
     )
-    imports = WorkflowImports()
+    imports = WorkflowImports(parts.workflows)
     host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
     proxy = _make_proxy(options, env, tasks)
     if proxy is not None:
-        http_port = await stack.enter_async_context(_serve_http(options, proxy))
+        http_port = await stack.enter_async_context(_serve_http(options, proxy, parts))
         info = evolve(info, http=f"http://{_http_host(options.http)}:{http_port}")
     member = _make_member(options, info, env, imports, proxy, stop)
     wake.target = member.wake
@@ -203,7 +220,8 @@ async def _compose(
         tasks.create_task(service.serve(), name="result store")
         tasks.create_task(service.expire(), name="result expiry")
     if "manager" in options.roles:
-        manager = await stack.enter_async_context(ManagerService.open(options, outbox, imports, state_dir))
+        coordinator = parts.open_coordinator(state_dir / "manager")
+        manager = await stack.enter_async_context(ManagerService.open(options, outbox, imports, coordinator))
         manager.attach(control)
         if proxy is not None:
             proxy.heartbeat_ages = manager.heartbeat_ages
@@ -246,6 +264,7 @@ def _make_member(
         on_nodes_died=proxy.owner.nodes_died if proxy is not None else lambda _: None,
         on_new_life=on_new_life,
         on_must_stop=lambda _: stop.request(),
+        now=env.now,
     )
 
 
@@ -307,12 +326,14 @@ def _http_host(text: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _serve_http(options: NodeOptions, proxy: ProxyService) -> AsyncIterator[int]:
+async def _serve_http(
+    options: NodeOptions, proxy: ProxyService, parts: NodeParts
+) -> AsyncIterator[int]:
     host, _, port = options.http.rpartition(":")
     app = build_app(proxy, ProxyOptions(body_bytes_max=options.body_bytes_max))
     async with contextlib.AsyncExitStack() as stack:
         try:
-            bound = await stack.enter_async_context(serve(app, host, int(port)))
+            bound = await stack.enter_async_context(parts.serve_http(app, host, int(port)))
         except ConfigError as error:
             if "port" not in error.fields:
                 raise
@@ -329,7 +350,9 @@ class _Stores:
     spill: ResultStore | None = None
 
 
-async def _open_stores(options: NodeOptions, state_dir: Path, stack: contextlib.AsyncExitStack) -> _Stores:
+async def _open_stores(
+    options: NodeOptions, state_dir: Path, parts: NodeParts, stack: contextlib.AsyncExitStack
+) -> _Stores:
     """Opened before the tasks that use them, so that they are closed behind them."""
     results = records = spill = None
     if "store" in options.roles:
@@ -338,8 +361,8 @@ async def _open_stores(options: NodeOptions, state_dir: Path, stack: contextlib.
             ttl_seconds=options.result_ttl_seconds,
             durability=Durability(options.store_durability),
         )
-        results = await stack.enter_async_context(ResultStore.open(state_dir / "results", store_options))
-        records = await stack.enter_async_context(RequestLog.open(state_dir / "requests", store_options))
+        results = await stack.enter_async_context(parts.open_results(state_dir / "results", store_options))
+        records = await stack.enter_async_context(parts.open_requests(state_dir / "requests", store_options))
     if "worker" in options.roles:
         retained = state_dir / "retained"
         shutil.rmtree(retained, ignore_errors=True)  # of an earlier life: nobody asks for it any more
@@ -349,7 +372,7 @@ async def _open_stores(options: NodeOptions, state_dir: Path, stack: contextlib.
             tombstone_ttl_seconds=1.0,
             durability=Durability.PROCESS,
         )
-        spill = await stack.enter_async_context(ResultStore.open(retained, spill_options))
+        spill = await stack.enter_async_context(parts.open_results(retained, spill_options))
     return _Stores(results, records, spill)
 
 

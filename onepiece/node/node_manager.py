@@ -8,10 +8,9 @@ the coordinator's to say; with the embedded one it is this node, from its start 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 from typing import Final
 
-from onepiece.coordination import Coordinator, open_embedded
+from onepiece.coordination import Coordinator
 from onepiece.core.inventory import RegisteredWorkflow
 from onepiece.core.manager import (
     ConfirmWorkflow,
@@ -78,7 +77,11 @@ class ManagerService:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
-        cls, options: NodeOptions, outbox: Outbox, imports: WorkflowImports, state_dir: Path
+        cls,
+        options: NodeOptions,
+        outbox: Outbox,
+        imports: WorkflowImports,
+        opening: contextlib.AbstractAsyncContextManager[Coordinator],
     ) -> AsyncIterator["ManagerService"]:
         """Take the lead with what the last manager left, and offer the configured workflows.
 
@@ -86,7 +89,7 @@ class ManagerService:
         state is another process's.
         """
         offered = [await imports.get(reference) for reference in options.workflows]
-        async with open_embedded(state_dir / "manager") as coordinator, asyncio.TaskGroup() as tasks:
+        async with opening as coordinator, asyncio.TaskGroup() as tasks:
             state = await coordinator.lead()
             machine = ManagerMachine(config=_config(options), state=state)
             service = cls(machine, coordinator, outbox, imports, tasks)

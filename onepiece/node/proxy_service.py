@@ -5,7 +5,6 @@ about requests, which ``RequestOwner`` drives.
 """
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -46,7 +45,6 @@ class ProxyService:
         self.owner = RequestOwner(
             env, tasks, budget=budget, records=records, results=self._results, calls=self._calls
         )
-        self._rng = random.SystemRandom()
         self.draining = False
         self.heartbeat_ages: Callable[[], Mapping[str, float]] = dict
         """Seconds since each node was heard, where this node's manager knows it."""
@@ -129,7 +127,7 @@ class ProxyService:
             return self._same_request(known, workflow, key)
         graph = self._admit(workflow)
         now = self._env.now()
-        uid = new_uid(now, self._rng)
+        uid = new_uid(now, self._env.rng)
         record = RequestRecord(
             call=0,
             uid=uid,

@@ -5,7 +5,6 @@ the request or because it was started anew since, it asks the stores: they outli
 """
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -32,7 +31,6 @@ class ResultReader:
         self._control_address = control_address
         self._stored_at: dict[str, str] = {}
         self._calls: dict[int, asyncio.Future[ResultPiece]] = {}
-        self._call_numbers = itertools.count(1)
 
     def attach(self, control: ControlService) -> None:
         """Receive the stores' answers."""
@@ -96,7 +94,7 @@ class ResultReader:
         )
 
     async def _call(self, node: NodeRoute, uid: str, ask: Ask) -> ResultPiece:
-        number = next(self._call_numbers)
+        number = next(self._env.call_numbers)
         answer: asyncio.Future[ResultPiece] = asyncio.get_running_loop().create_future()
         self._calls[number] = answer
         try:

@@ -1,6 +1,8 @@
 """What the parts of an actor share: who they are, and the ways to talk to the rest of the set."""
 
 import asyncio
+import itertools
+import random
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -42,7 +44,7 @@ class Routes:
 
 
 class Clock(Protocol):
-    """Seconds since the epoch; what deadlines and headers are written in."""
+    """Seconds, since the epoch or on a monotonic clock."""
 
     def __call__(self) -> float:
         """The time now."""
@@ -52,9 +54,17 @@ class Clock(Protocol):
 class Inboxes:
     """The rings of this node that others send to, and whom none of them takes anything from."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(
+        self,
+        listener: Listener,
+        *,
+        clock: Clock = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
         self._listener = listener
-        self._open: set[Receiver] = set()
+        self._clock = clock
+        self._rng = rng
+        self._open: dict[Receiver, None] = {}
         self._refused: OrderedDict[str, None] = OrderedDict()
 
     @asynccontextmanager
@@ -65,11 +75,11 @@ class Inboxes:
         async with open_receiver(self._listener, name, geometry, leniency=leniency) as receiver:
             for life in self._refused:
                 receiver.refuse(life)
-            self._open.add(receiver)
+            self._open[receiver] = None
             try:
                 yield receiver
             finally:
-                self._open.discard(receiver)
+                self._open.pop(receiver)
 
     def refuse(self, lives: Iterable[str]) -> None:
         """These lives of nodes are over: what they send is not taken, should they come back."""
@@ -111,6 +121,11 @@ class Environment:
     owners: dict[str, str] = field(factory=dict)
     """Control address of the owner of requests that have been adopted, by UID."""
     now: Clock = time.time
+    """What deadlines and headers are written in."""
+    monotonic: Clock = time.monotonic
+    rng: random.Random = field(factory=random.SystemRandom)
+    call_numbers: Iterator[int] = field(factory=lambda: itertools.count(1))
+    """One sequence for the whole node: several of its parts may be answered by the same kind of message."""
 
     @property
     def node_id(self) -> str:

@@ -15,8 +15,11 @@ whoever sent the message may be gone by then.
 
 import asyncio
 import contextlib
+import random
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from onepiece.codec import encode_control
@@ -31,12 +34,16 @@ from transports import (
     MessageTooLarge,
     Options,
     Sender,
+    Transport,
     TransportError,
     open_sender,
+    transport_for,
 )
 
 Lost = Callable[[], Coroutine[Any, Any, None]]
 Taken = Callable[[], None]
+OpenLink = Callable[[str], AbstractAsyncContextManager[Sender]]
+"""Opens the way to an address; entering raises ``TransportError``."""
 
 
 def control_frame(bodies: Iterable[bytes]) -> list[bytes]:
@@ -119,10 +126,10 @@ class _Link:
                 await self._taken.wait()
             await self.ready.result().drained()
 
-    async def serve(self, identity: str, options: Options) -> None:
+    async def serve(self, opening: AbstractAsyncContextManager[Sender]) -> None:
         """Hold the sender open and send what is queued, until told to stop or the peer is lost."""
         try:
-            async with open_sender(Address.parse(self.address), identity=identity, options=options) as sender:
+            async with opening as sender:
                 self.ready.set_result(sender)
                 async with asyncio.TaskGroup() as tasks:
                     running = [tasks.create_task(self._pump(sender)), tasks.create_task(self._watch(sender))]
@@ -177,9 +184,8 @@ class _Link:
 class Outbox:
     """All links of one node; use ``open_outbox``."""
 
-    def __init__(self, identity: Callable[[], str], options: Options, tasks: asyncio.TaskGroup) -> None:
-        self._identity = identity
-        self._options = options
+    def __init__(self, open_link: OpenLink, tasks: asyncio.TaskGroup) -> None:
+        self._open_link = open_link
         self._tasks = tasks
         self._links: dict[str, _Link] = {}
         self._local: dict[str, Callable[[object], None]] = {}
@@ -264,7 +270,7 @@ class Outbox:
 
     async def _serve(self, link: _Link) -> None:
         try:
-            await link.serve(self._identity(), self._options)
+            await link.serve(self._open_link(link.address))
         finally:
             if self._links.get(link.address) is link:
                 del self._links[link.address]
@@ -274,10 +280,37 @@ class Outbox:
 
 
 @contextlib.asynccontextmanager
-async def open_outbox(identity: Callable[[], str], options: Options) -> AsyncIterator[Outbox]:
-    """An outbox whose links are closed with the context."""
+async def open_outbox(
+    identity: Callable[[], str],
+    options: Options,
+    *,
+    find_transport: Callable[[Address], Transport] = transport_for,
+    clock: Callable[[], float] = time.monotonic,
+    rng: random.Random | None = None,
+) -> AsyncIterator[Outbox]:
+    """An outbox whose links are closed with the context.
+
+    Args:
+        identity: This node's name on channels, asked for each time that a link is opened.
+        options: Secret, bounds and certificates.
+        find_transport: The transport for an address.
+        clock: Monotonic seconds.
+        rng: Draws the jitter of waits.
+    """
+
+    def open_link(text: str) -> AbstractAsyncContextManager[Sender]:
+        address = Address.parse(text)
+        return open_sender(
+            address,
+            identity=identity(),
+            options=options,
+            transport=find_transport(address),
+            clock=clock,
+            rng=rng,
+        )
+
     async with asyncio.TaskGroup() as tasks:
-        outbox = Outbox(identity, options, tasks)
+        outbox = Outbox(open_link, tasks)
         try:
             yield outbox
         finally:

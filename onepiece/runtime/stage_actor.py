@@ -533,6 +533,8 @@ class StageActor:
             threads=self.threads,
             progress=progress,
             log=get_logger(stage=stage, request=uid, node=self.env.node_id),
+            now=self.env.now,
+            monotonic=self.env.monotonic,
         )
 
     def _tell_progress(self, header: StageInput, kind: EventKind, detail: Mapping[str, Any]) -> None:

@@ -34,6 +34,8 @@ _TRACEBACK_CHARACTERS: Final = 4000
 _COPIED_HERE_BYTES_MAX: Final = 64 << 10
 _DIRTY: Final = (SystemExit, KeyboardInterrupt, MemoryError)
 
+Clock = Callable[[], float]
+
 Progress = Callable[[EventKind, Mapping[str, Any]], None]
 
 
@@ -66,14 +68,21 @@ class RunningStage(StageContext[Any]):
     threads: DeviceThreads
     progress: Progress
     log: Any = field(factory=get_logger)
-    started_at: float = field(factory=time.monotonic)
+    now: Clock = time.time
+    """The wall clock, by which the deadline is given."""
+    monotonic: Clock = time.monotonic
+    started_at: float = field(init=False)
     _deadline_by: float | None = field(init=False)
     _stopped: OnePieceError | None = None
+
+    @started_at.default
+    def _start(self) -> float:
+        return self.monotonic()
 
     @_deadline_by.default
     def _monotonic_deadline(self) -> float | None:
         """The deadline on the monotonic clock, so that a clock that is set does not move it."""
-        return None if self.deadline_at is None else time.monotonic() + self.deadline_at - time.time()
+        return None if self.deadline_at is None else self.monotonic() + self.deadline_at - self.now()
 
     @property
     def state(self) -> Any:
@@ -83,7 +92,7 @@ class RunningStage(StageContext[Any]):
     @property
     def deadline(self) -> float | None:
         """Seconds left."""
-        return None if self._deadline_by is None else self._deadline_by - time.monotonic()
+        return None if self._deadline_by is None else self._deadline_by - self.monotonic()
 
     @property
     def cancelled(self) -> bool:
@@ -111,7 +120,7 @@ class RunningStage(StageContext[Any]):
         """Tell the request's followers how far it is; raises if it is cancelled or late."""
         if self._stopped is not None:
             raise self._stopped
-        if self._deadline_by is not None and time.monotonic() >= self._deadline_by:
+        if self._deadline_by is not None and self.monotonic() >= self._deadline_by:
             raise DeadlineExceeded(
                 f"request {self.uid} passed its deadline in {self.stage} at step {step} of {total}",
                 uid=self.uid,
@@ -127,7 +136,7 @@ class RunningStage(StageContext[Any]):
         }
         detail.update(fields)
         if step and total:
-            elapsed = time.monotonic() - self.started_at
+            elapsed = self.monotonic() - self.started_at
             detail["eta_seconds"] = elapsed / step * (total - step)
         if detail:
             self.progress(EventKind.PROGRESS, detail)
@@ -249,7 +258,7 @@ class TaskWorker:
     ) -> Outcome[Shipment]:
         if isinstance(arguments, OnePieceError):
             return Outcome(error=arguments)
-        started = context.started_at = time.monotonic()
+        started = context.started_at = context.monotonic()
         try:
             value = await self.stage.function(context, **arguments)
         except asyncio.CancelledError:
@@ -262,7 +271,7 @@ class TaskWorker:
         if problem is not None:
             return Outcome(error=self._wrong_type(context, problem))
         try:
-            return Outcome(shipment=package(value, time.monotonic() - started))
+            return Outcome(shipment=package(value, context.monotonic() - started))
         except CodecError as error:
             return Outcome(error=self._failed(context, error))
 

@@ -8,6 +8,7 @@ schemas stand in the error.
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,14 @@ def import_workflow(reference: str) -> Workflow[Any, Any]:
 
 
 class WorkflowImports:
-    """The workflows this node has imported, by reference; each is imported once."""
+    """The workflows this node has imported, by reference; each is imported once.
 
-    def __init__(self) -> None:
-        self._imported: dict[str, Workflow[Any, Any]] = {}
+    Args:
+        imported: What is imported already.
+    """
+
+    def __init__(self, imported: Mapping[str, Workflow[Any, Any]] | None = None) -> None:
+        self._imported: dict[str, Workflow[Any, Any]] = dict(imported or {})
         self._lock = asyncio.Lock()
 
     async def get(self, reference: str, digest: str | None = None) -> Workflow[Any, Any]:
