@@ -73,6 +73,29 @@ RECORD_KEEP_SECONDS: Final = 3600.0
 FOLLOWERS_PER_REQUEST_MAX: Final = 64
 """Clients that follow one request's events at once."""
 
+# Stages in a helper process.
+ISOLATED_PACKET_BYTES_MAX: Final = 128 * KIB
+"""Larger messages lie in shared memory of their own, and only its descriptor is sent."""
+ISOLATED_MESSAGE_BYTES_MAX: Final = 16 * GIB
+ISOLATED_ERROR_CHARACTERS_MAX: Final = 4000
+ISOLATED_PROGRESS_SECONDS: Final = 0.02
+"""Between two reports of one call's progress; newer ones replace what waits."""
+ISOLATED_STOP_SECONDS: Final = 30.0
+"""How long a call that was cancelled may go on, a step on a GPU for instance, before its process is ended."""
+ISOLATED_LEAVE_SECONDS: Final = 2.0
+"""The same when the actor itself has to end at once."""
+ISOLATED_UNLOAD_SECONDS: Final = 10.0
+ISOLATED_TERMINATE_SECONDS: Final = 2.0
+"""From SIGTERM to SIGKILL."""
+ISOLATED_STARTS_MAX: Final = 3
+"""Crashes in a row, while loading or before any work, after which the actor has failed."""
+ISOLATED_PAUSE_SECONDS: Final = 0.2
+"""Before a process that crashed while loading is started again; doubled each time."""
+
+assert ISOLATED_PACKET_BYTES_MAX < PREVIEW_BYTES_MAX < ISOLATED_MESSAGE_BYTES_MAX
+assert ISOLATED_ERROR_CHARACTERS_MAX < HEADER_BYTES_MAX // 8  # twice in a message, up to 4 bytes each
+assert ISOLATED_LEAVE_SECONDS < ISOLATED_STOP_SECONDS
+
 assert CONTROL_BATCH_BYTES_MAX < CONTROL_BYTES_MAX
 assert RESULT_PIECE_BYTES_MAX < CONTROL_BYTES_MAX
 assert WORKFLOW_PATIENCE_SECONDS < DELIVERY_PATIENCE_SECONDS

@@ -11,6 +11,8 @@ from onepiece.errors import ConfigError
 
 Format = Literal["text", "json"]
 
+_chosen: tuple[Format, str] = ("text", "info")
+
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -33,6 +35,8 @@ def configure(format: Format = "text", level: str = "info", stream: TextIO | Non
     }
     if format not in renderers:
         raise ConfigError(f"log format {format!r} does not exist; choose from {', '.join(renderers)}")
+    global _chosen  # noqa: PLW0603 - logging is set up once for the process, like structlog itself
+    _chosen = (format, level)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -46,6 +50,11 @@ def configure(format: Format = "text", level: str = "info", stream: TextIO | Non
         logger_factory=structlog.WriteLoggerFactory(stream or sys.stderr),
         cache_logger_on_first_use=False,
     )
+
+
+def chosen() -> tuple[Format, str]:
+    """Format and level as they were last set up, for a process that is to write the same."""
+    return _chosen
 
 
 def get_logger(**fields: Any) -> FilteringBoundLogger:

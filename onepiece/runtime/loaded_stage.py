@@ -2,28 +2,38 @@
 
 The whole life of a setup, from its first line to its last, runs in one task of the loop on which the
 stage's body runs, so that a setup may hold task groups, cancel scopes and connections open across its
-``yield``.
+``yield``. That of an isolated stage runs in a helper process instead; what is its state there is for the
+node the process itself.
 """
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from onepiece.context import StageContext
 from onepiece.graph import Isolation
 from onepiece.log import get_logger
 from onepiece.runtime.devices import DeviceThreads
+from onepiece.runtime.isolated_process import IsolatedProcess, IsolationBounds, open_isolated
 from onepiece.stage import Stage
 
 
 class LoadedStage:
     """One life of a stage's setup; make a new one to load again."""
 
-    def __init__(self, stage: Stage[Any, Any, Any], threads: DeviceThreads, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        stage: Stage[Any, Any, Any],
+        threads: DeviceThreads,
+        tasks: asyncio.TaskGroup,
+        bounds: IsolationBounds | None = None,
+    ) -> None:
         self._stage = stage
         self._threads = threads
         self._tasks = tasks
+        self._bounds = bounds or IsolationBounds()
+        self._process: IsolatedProcess | None = None
         self._node_loop = asyncio.get_running_loop()
         self._state: asyncio.Future[Any] = self._node_loop.create_future()
         self._unload: Callable[[], object] | None = None
@@ -31,6 +41,8 @@ class LoadedStage:
 
     async def load(self, context: StageContext[None]) -> Any:
         """Run the setup up to its ``yield``; returns the state, raises what it raised.
+
+        For an isolated stage: returns its ``IsolatedProcess``, raises as ``open_isolated``.
 
         Cancellation: the setup is cancelled too, and waited for.
         """
@@ -49,11 +61,32 @@ class LoadedStage:
             self._unload()
         await asyncio.wait([self._task])
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing can run on it any more: its process has ended."""
+        return self._process is not None and self._process.is_over
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether its process was given anything to do."""
+        return self._process is not None and self._process.has_worked
+
+    async def broken(self) -> str:
+        """Wait until it is broken, which takes for ever without a process; returns how."""
+        if self._process is None:
+            await self._node_loop.create_future()
+        assert self._process is not None
+        return await self._process.over()
+
     async def _live(self, context: StageContext[None]) -> None:
-        run: Callable[[Callable[[], Coroutine[Any, Any, None]]], Coroutine[Any, Any, None]]
-        run = _directly if self._stage.spec.isolation is Isolation.LOOP else self._threads.run_stage
         try:
-            await run(lambda: self._hold(context))
+            match self._stage.spec.isolation:
+                case Isolation.LOOP:
+                    await self._hold(context)
+                case Isolation.THREAD:
+                    await self._threads.run_stage(lambda: self._hold(context))
+                case Isolation.PROCESS:
+                    await self._hold_process(context.node)
         except asyncio.CancelledError:
             self._state.cancel()
             raise
@@ -71,13 +104,18 @@ class LoadedStage:
             self._node_loop.call_soon_threadsafe(self._loaded, state)
             await unload.wait()
 
+    async def _hold_process(self, node: str) -> None:
+        unload = asyncio.Event()
+        self._unload = unload.set
+        async with open_isolated(self._stage, self._threads.name, node, self._bounds) as process:
+            self._process = process
+            self._loaded(process)
+            await unload.wait()
+            await process.unload()
+
     def _loaded(self, state: Any) -> None:
         if not self._state.done():
             self._state.set_result(state)
-
-
-async def _directly(make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    await make()
 
 
 def _as_exception(error: BaseException) -> Exception:

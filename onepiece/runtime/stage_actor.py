@@ -13,7 +13,7 @@ it holds, and unloads (the rest of ``setup``).
     LOADING --setup done--> READY --drain--> DRAINING --idle--> (gone)
        |                      |  ^
        |                      |  +-- loaded anew
-       |                      +----- a job left the stage dirty: LOADING
+       |                      +----- a job left the stage dirty, or its process died: LOADING
        +-- setup raised --> FAILED (stays, so that the manager learns why)
 
 Cancelling ``run`` stops at once: what is queued or runs is lost with the inbox.
@@ -42,6 +42,7 @@ from onepiece.errors import (
 )
 from onepiece.graph import StageSpec, WorkflowGraph
 from onepiece.limits import (
+    ISOLATED_STARTS_MAX,
     REPORT_LINGER_SECONDS,
     STOPPED_UIDS_MAX,
     WORKFLOW_PATIENCE_SECONDS,
@@ -111,6 +112,8 @@ class StageActor:
     _loaded: LoadedStage | None = None
     _loaded_state: Any = None
     _reload: asyncio.Lock = field(factory=asyncio.Lock)
+    _idle_deaths: int = 0
+    """Of the stage's process, in a row."""
 
     def __attrs_post_init__(self) -> None:
         self._scheduler = RequestScheduler(self.env.join_bytes)
@@ -165,6 +168,7 @@ class StageActor:
         workers = [
             tasks.create_task(self._intake(inbox)),
             *(tasks.create_task(self._work_on(deliver, tasks)) for _ in range(self.spec.concurrency)),
+            tasks.create_task(self._mend(tasks)),
         ]
         try:
             await self._drain.wait()
@@ -214,13 +218,30 @@ class StageActor:
         if loaded is not None:
             await loaded.unload()
 
-    async def _load_anew(self, tasks: asyncio.TaskGroup) -> None:
-        """A job left the stage in an unknown state: no further one runs before it is loaded again."""
+    async def _load_anew(self, broken: LoadedStage | None, tasks: asyncio.TaskGroup) -> None:
+        """A job left the stage in an unknown state: no further one runs before it is loaded again.
+
+        Several jobs may say so of the same life of the stage; it is loaded again once.
+        """
         async with self._reload:
+            if broken is None or self._loaded is not broken:
+                return
+            self._idle_deaths = 0 if broken.has_worked or not broken.is_broken else self._idle_deaths + 1
             self._become(ActorState.LOADING)
             await self._unload()
-            if not await self._load(tasks):
+            if self._idle_deaths >= ISOLATED_STARTS_MAX:
+                self.error = f"its process {await broken.broken()}, {self._idle_deaths} times before any work"
+                self._become(ActorState.FAILED)
                 self._refuse_queued()
+            elif not await self._load(tasks):
+                self._refuse_queued()
+        self._work.notify()
+
+    async def _mend(self, tasks: asyncio.TaskGroup) -> None:
+        """Load a stage anew whose process ends, whether or not a job was there to see it."""
+        while (loaded := self._loaded) is not None:
+            await loaded.broken()
+            await self._load_anew(loaded, tasks)
 
     def _refuse_queued(self) -> None:
         """The stage is gone for good: end what waits here; what comes later is refused on arrival."""
@@ -393,15 +414,17 @@ class StageActor:
         while True:
             await self._work.wait_for(self._has_work)
             await self.env.retainer.room()
-            job = self._scheduler.pull()
+            job = self._scheduler.pull() if self._has_work() else None
             if job is None:
-                continue  # another worker was quicker
+                continue  # another worker was quicker, or the stage is being loaded anew
+            loaded = self._loaded
             if await self._execute(job, deliver):
-                await self._load_anew(tasks)
+                await self._load_anew(loaded, tasks)
             self._work.notify()
 
     def _has_work(self) -> bool:
-        return self._scheduler.queued > 0
+        is_loaded = self._loaded is not None and not self._loaded.is_broken and not self._reload.locked()
+        return is_loaded and self._scheduler.queued > 0
 
     async def _execute(self, job: Job, deliver: ResultDeliver) -> bool:
         """Run a job and send what comes out; says whether it left the stage dirty."""

@@ -7,14 +7,15 @@ actor is loaded anew before the next job (``Outcome.is_dirty``).
 
 A cancelled or late job is interrupted in two ways: its coroutine is cancelled, and ``ctx.report``
 raises in whatever thread calls it next. A blocking call that does neither runs to its end; nothing
-else of this device runs meanwhile.
+else of this device runs meanwhile. Only a stage with a process of its own (``isolated_process``) is
+rid of such a call: the process is ended, and a new one takes the next job.
 """
 
 import asyncio
 import functools
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from attrs import define, field, frozen
@@ -27,6 +28,8 @@ from onepiece.limits import PREVIEW_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, torch_name
+from onepiece.runtime.isolated_channel import IsolatedCall, IsolatedError, IsolatedReturn
+from onepiece.runtime.isolated_process import Answer, IsolatedProcess, ProcessEnded
 from onepiece.runtime.request_scheduler import Job
 from onepiece.stage import Stage
 
@@ -185,16 +188,20 @@ class TaskWorker:
         over = None if bound is None else loop.call_later(bound, self._is_over, context, on_late)
         try:
             async with asyncio.timeout(bound):
-                if self.spec.isolation is Isolation.LOOP:
-                    return await self._on_loop(job, context, package)
-                return await self._on_thread(job, context, package)
+                match self.spec.isolation:
+                    case Isolation.LOOP:
+                        return await self._on_loop(job, context, package)
+                    case Isolation.THREAD:
+                        return await self._on_thread(job, context, package)
+                    case Isolation.PROCESS:
+                        return await self._in_process(job, context, package)
         except TimeoutError:
-            return Outcome(error=self._late(context))
+            return Outcome(error=self._late(context), is_dirty=_is_process_over(context))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if context.stopped is None or task is None or task.uncancel() > 0:
                 raise
-            return Outcome(error=context.stopped)
+            return Outcome(error=context.stopped, is_dirty=_is_process_over(context))
         except _DIRTY as error:
             return Outcome(error=self._failed(context, error), is_dirty=True)
         finally:
@@ -225,6 +232,33 @@ class TaskWorker:
             return await self._run(found, context, package)
 
         return await self.threads.run_stage(body)
+
+    async def _in_process(
+        self, job: Job, context: RunningStage, package: Package[Shipment]
+    ) -> Outcome[Shipment]:
+        """Nothing is copied on this loop: arguments and values pass through it as they lie in messages."""
+        process = context.state_value
+        assert isinstance(process, IsolatedProcess)
+        try:
+            answer = await process.call(
+                lambda number: IsolatedCall(
+                    number, context.uid, context.stage, context.attempt, context.deadline_at
+                ),
+                {**job.constants, **dict(self._received(job))},
+                job.received_bytes,
+                progress=context.progress,
+                on_sent=job.release,
+                stopped=lambda: context.stopped,
+            )
+            match answer.header:
+                case IsolatedReturn(compute_seconds=seconds):
+                    return Outcome(shipment=await _package_aside(package, answer, seconds))
+                case IsolatedError(error=error, is_dirty=is_dirty):
+                    return Outcome(error=OnePieceError.from_wire(error), is_dirty=is_dirty)
+        except ProcessEnded as ended:
+            return Outcome(error=self._process_ended(context, ended), is_dirty=True)
+        except CodecError as error:
+            return Outcome(error=self._failed(context, error))
 
     def _is_over(self, context: RunningStage, on_late: Callable[[OnePieceError], None]) -> None:
         """Tell everybody; a blocking call that is out of time learns so from its next ``report``."""
@@ -284,12 +318,17 @@ class TaskWorker:
     def _arguments(self, job: Job) -> dict[str, Any]:
         types = {parameter.name: parameter.type for parameter in self.spec.parameters}
         arguments = dict(job.constants)
+        for name, value in self._received(job):
+            arguments[name] = materialise(value, types[name], torch_name(self.threads.name))
+        return arguments
+
+    def _received(self, job: Job) -> Iterator[tuple[str, Any]]:
+        """The values of all messages, as they lie there."""
         for held in job.held.values():
             for name, value in held.values.items():
-                if name not in types:
+                if self.spec.parameter(name) is None:
                     raise CodecError(f"{self.spec.signature} has no parameter {name!r}")
-                arguments[name] = materialise(value, types[name], torch_name(self.threads.name))
-        return arguments
+                yield name, value
 
     def _failed(self, context: RunningStage, error: BaseException) -> OnePieceError:
         trace = "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:]
@@ -303,6 +342,15 @@ class TaskWorker:
             traceback=trace,
         )
 
+    def _process_ended(self, context: RunningStage, ended: ProcessEnded) -> OnePieceError:
+        return StageFailed(
+            f"{context.stage} of request {context.uid} failed on {context.node}: its process {ended}",
+            uid=context.uid,
+            stage=context.stage,
+            node=context.node,
+            cause="ProcessEnded",
+        )
+
     def _wrong_type(self, context: RunningStage, problem: str) -> OnePieceError:
         return StageFailed(
             f"{context.stage} of request {context.uid}: {problem}",
@@ -311,3 +359,16 @@ class TaskWorker:
             node=context.node,
             cause="WrongType",
         )
+
+
+def _is_process_over(context: RunningStage) -> bool:
+    process = context.state_value
+    return isinstance(process, IsolatedProcess) and process.is_over
+
+
+async def _package_aside(package: Package[Shipment], answer: Answer, seconds: float) -> Shipment:
+    """Package a value as it came; a large one in a thread, in case it must be copied."""
+    value = answer.values.get("value")
+    if answer.length <= _COPIED_HERE_BYTES_MAX:
+        return package(value, seconds)
+    return await asyncio.get_running_loop().run_in_executor(None, package, value, seconds)
