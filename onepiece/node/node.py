@@ -46,7 +46,7 @@ from onepiece.runtime.environment import Environment, Identity, Inboxes, Routes
 from onepiece.runtime.outbox import open_outbox
 from onepiece.runtime.retainer import Output, Retainer
 from onepiece.runtime.workflows import WorkflowImports
-from onepiece.store import RequestLog, Durability, ResultStore, StoreOptions
+from onepiece.store import Durability, RequestLog, ResultStore, StoreOptions
 from transports import Listener, ListenFailed, Options, Receiver
 
 _CLOSE_SECONDS = 2.0
@@ -326,9 +326,7 @@ def _http_host(text: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _serve_http(
-    options: NodeOptions, proxy: ProxyService, parts: NodeParts
-) -> AsyncIterator[int]:
+async def _serve_http(options: NodeOptions, proxy: ProxyService, parts: NodeParts) -> AsyncIterator[int]:
     host, _, port = options.http.rpartition(":")
     app = build_app(proxy, ProxyOptions(body_bytes_max=options.body_bytes_max))
     async with contextlib.AsyncExitStack() as stack:

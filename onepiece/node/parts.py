@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
-from starlette.types import ASGIApp
 
 from onepiece.coordination import Coordinator, open_embedded
 from onepiece.node.proxy import serve
@@ -45,7 +44,7 @@ class NodeParts:
     open_results: Callable[[Path, StoreOptions], AbstractAsyncContextManager[ResultStore]] = ResultStore.open
     open_requests: Callable[[Path, StoreOptions], AbstractAsyncContextManager[RequestLog]] = RequestLog.open
     open_coordinator: Callable[[Path], AbstractAsyncContextManager[Coordinator]] = open_embedded
-    serve_http: Callable[[ASGIApp, str, int], AbstractAsyncContextManager[int]] = serve
-    """Serves an application at host and port; gives the port that was bound."""
+    serve_http: Callable[[Any, str, int], AbstractAsyncContextManager[int]] = serve
+    """Serves the proxy's application at host and port; gives the port that was bound."""
     workflows: Mapping[str, Workflow[Any, Any]] = field(factory=dict)
     """Those that are imported already, by reference."""
