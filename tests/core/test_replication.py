@@ -247,7 +247,7 @@ def test_a_need_amid_a_round_begins_another_behind_it() -> None:
     """Records that the round has passed may be those that are needed now."""
     machine = settled(names=["a", "b", "c"])
     offer = machine.handle(nodes("abc", life=2), 10.0)
-    machine.handle(SummaryAnswered(number_of(offer), (), "u4"), 10.0)
+    machine.handle(SummaryAnswered(number_of(offer), (), "u4"), 10.1)
     other = machine.handle(Tick(), 10.5)
     machine.handle(SummaryAnswered(number_of(other), (), None), 10.5)
     machine.handle(StoresChanged(nodes("ab", life=2).stores), 10.6)
