@@ -2,6 +2,8 @@
 
 import logging
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Literal, TextIO
 
 import structlog
@@ -55,6 +57,29 @@ def configure(format: Format = "text", level: str = "info", stream: TextIO | Non
 def chosen() -> tuple[Format, str]:
     """Format and level as they were last set up, for a process that is to write the same."""
     return _chosen
+
+
+@contextmanager
+def captured(take: Callable[[Mapping[str, Any]], None], level: str = "info") -> Iterator[None]:
+    """Hand every event to ``take`` instead of writing it, within the block; for tests and simulations.
+
+    An event is a mapping of its fields, with ``level``, ``event`` and, of an error, ``exception``.
+    """
+
+    def hand_over(_logger: Any, _method: str, event: Any) -> Any:
+        take(event)
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, hand_over],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        cache_logger_on_first_use=False,
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def get_logger(**fields: Any) -> FilteringBoundLogger:

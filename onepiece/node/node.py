@@ -389,14 +389,19 @@ def _write_ready_file(path: Path, node: Node) -> None:
 async def run_node(options: NodeOptions, stop: StopSignal) -> bool:
     """Run a node until it is told to stop; says whether it had finished all it held."""
     async with open_node(options, stop) as node:
-        await stop.drain.wait()
-        get_logger().info("node_draining", node=node.info.node_id, bound_seconds=options.drain_seconds)
-        drained = await _until_drained(node, stop)
-        get_logger().info("node_stopping", node=node.info.node_id, drained=drained)
-        node.member.farewell()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FAREWELL_SECONDS):
-                await node.env.outbox.flushed()
+        return await serve_until_stopped(node, stop)
+
+
+async def serve_until_stopped(node: Node, stop: StopSignal) -> bool:
+    """Wait for the first stop, then drain and say good-bye; says whether nothing was left in hand."""
+    await stop.drain.wait()
+    get_logger().info("node_draining", node=node.info.node_id, bound_seconds=node.options.drain_seconds)
+    drained = await _until_drained(node, stop)
+    get_logger().info("node_stopping", node=node.info.node_id, drained=drained)
+    node.member.farewell()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_FAREWELL_SECONDS):
+            await node.env.outbox.flushed()
     return drained
 
 

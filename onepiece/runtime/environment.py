@@ -124,8 +124,13 @@ class Environment:
     """What deadlines and headers are written in."""
     monotonic: Clock = time.monotonic
     rng: random.Random = field(factory=random.SystemRandom)
-    call_numbers: Iterator[int] = field(factory=lambda: itertools.count(1))
-    """One sequence for the whole node: several of its parts may be answered by the same kind of message."""
+    call_numbers: Iterator[int] = field(init=False)
+    """One sequence for the whole node, since several of its parts may be answered by the same kind of
+    message. It begins anywhere, since answers to an earlier life may come to this one's address."""
+
+    @call_numbers.default
+    def _from_anywhere(self) -> Iterator[int]:
+        return itertools.count(self.rng.getrandbits(48))
 
     @property
     def node_id(self) -> str:
