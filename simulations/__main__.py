@@ -8,6 +8,7 @@ from typing import Final
 from attrs import frozen
 
 from simulations import explore_command, ring_schedules
+from simulations.chaos import command as chaos_command
 
 
 @frozen
@@ -21,6 +22,9 @@ class Command:
 
 
 COMMANDS: Final = {
+    "chaos": Command(
+        chaos_command.HELP, chaos_command.__doc__, chaos_command.add_arguments, chaos_command.run
+    ),
     "explore": Command(
         explore_command.HELP,
         explore_command.__doc__,

@@ -47,7 +47,7 @@ class BlockingClient:
 
     @property
     def url(self) -> str:
-        """The proxy's URL."""
+        """The URL of the proxy that calls go to now."""
         return self._client.url
 
     @overload

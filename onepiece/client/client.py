@@ -1,4 +1,4 @@
-"""The asynchronous client of a proxy."""
+"""The asynchronous client of a set, through one of its proxies or several."""
 
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from onepiece.client.api import (
 )
 from onepiece.client.handle import RequestHandle
 from onepiece.codec import VALUE_CONTENT_TYPE, Packed, pack
-from onepiece.errors import InvalidInput, NodeUnreachable, NotReady
+from onepiece.errors import InvalidInput, NodeUnreachable, NotReady, Overloaded
 from onepiece.graph import TypeSpec
 from onepiece.requests import RequestStatus
 from onepiece.workflow import Workflow, WorkflowCall
@@ -32,17 +32,18 @@ SEND_BYTES: Final = 256 << 10
 
 @asynccontextmanager
 async def connect(url: str, options: ClientOptions | None = None) -> AsyncIterator["Client"]:
-    """Talk to a proxy while the block lasts.
+    """Talk to a set while the block lasts.
 
     Nothing is sent before the first call: a proxy that does not answer is told by that call, or by
     ``wait_ready``.
 
     Args:
-        url: ``http://host:port`` of any node with the role proxy.
+        url: ``http://host:port`` of any node with the role proxy; of several, with commas between them.
+            Calls go to the first until it does not answer, drains, or is not ready; then to the next.
         options: How patient to be.
 
     Raises:
-        ConfigError: The URL is unusable.
+        ConfigError: A URL is unusable.
 
     Cancelled: connections are closed; requests go on.
     """
@@ -52,18 +53,18 @@ async def connect(url: str, options: ClientOptions | None = None) -> AsyncIterat
 
 @define(eq=False)
 class Client:
-    """A client of one proxy; made by ``connect``. Its methods may be called concurrently.
+    """A client of one set; made by ``connect``. Its methods may be called concurrently.
 
-    Every call that finds nobody is repeated a few times with growing pauses; all of them are safe to
-    repeat. A rejection (``Overloaded``, ``NotReady``) is told at once and never repeated by itself:
-    ``fields["retry_after_seconds"]`` says when it makes sense to.
+    Every call that finds nobody is repeated a few times with growing pauses, at each proxy; all of them
+    are safe to repeat. A rejection (``Overloaded``, ``NotReady``) by every proxy is told at once and
+    never repeated by itself: ``fields["retry_after_seconds"]`` says when it makes sense to.
     """
 
     _connection: ProxyConnection = field(repr=False)
 
     @property
     def url(self) -> str:
-        """The proxy's URL."""
+        """The URL of the proxy that calls go to now."""
         return self._connection.url
 
     @overload
@@ -126,10 +127,20 @@ class Client:
             "Content-Type": VALUE_CONTENT_TYPE,
             "Content-Length": str(packed.length),
         }
-        answer = await self._connection.call(
-            "POST", "/v1/requests", query=query, headers=headers, body=_body(packed)
-        )
+        answer = await self._post(query, headers, _body(packed))
         return RequestHandle(status_from_plain(answer).uid, self._connection, returns)
+
+    async def _post(self, query: Mapping[str, str], headers: Mapping[str, str], body: Body) -> Any:
+        """Submit at a proxy that takes it; the key keeps it one request, whoever else took it."""
+        for _ in self._connection.urls[1:]:
+            asked = self._connection.url
+            try:
+                return await self._connection.call(
+                    "POST", "/v1/requests", query=query, headers=headers, body=body
+                )
+            except (NotReady, Overloaded):
+                self._connection.turn_from(asked)
+        return await self._connection.call("POST", "/v1/requests", query=query, headers=headers, body=body)
 
     @overload
     def attach(self, uid: str, workflow: Workflow[..., Output]) -> RequestHandle[Output]: ...

@@ -16,7 +16,7 @@ import anyio
 from anyio import to_thread
 from attrs import define, field
 
-from onepiece.client._http import ProxyConnection, Response, pause
+from onepiece.client._http import Persistence, ProxyConnection, Response
 from onepiece.client._sse import EventParser
 from onepiece.client.api import (
     EVENTS_CONTENT_TYPE,
@@ -33,8 +33,6 @@ Output = TypeVar("Output")
 
 ACCEPT: Final = f"{VALUE_CONTENT_TYPE}, */*"
 FINAL_KINDS: Final = frozenset({EventKind.FINISHED, EventKind.FAILED, EventKind.CANCELLED})
-SETTLE_ATTEMPTS: Final = 10
-"""How often a result that was announced is asked for until it is there (several seconds in all)."""
 
 
 @define(eq=False)
@@ -55,7 +53,7 @@ class RequestHandle(Generic[Output]):
             UnknownRequest: The proxy knows no such request.
             NodeUnreachable: Nobody answers.
         """
-        return status_from_plain(await self._connection.call("GET", self._path()))
+        return status_from_plain(await self._connection.call("GET", self._path(), uid=self.uid))
 
     async def cancel(self) -> RequestStatus:
         """Cancel the request; one that has ended stays as it ended, and that is no error.
@@ -66,7 +64,7 @@ class RequestHandle(Generic[Output]):
 
         Cancelled: the request may or may not be cancelled; call it again.
         """
-        return status_from_plain(await self._connection.call("DELETE", self._path()))
+        return status_from_plain(await self._connection.call("DELETE", self._path(), uid=self.uid))
 
     async def events(
         self, *, after: int = -1, cancel_on_disconnect: bool = False
@@ -88,8 +86,7 @@ class RequestHandle(Generic[Output]):
 
         Cancelled: the request goes on, unless ``cancel_on_disconnect``.
         """
-        attempts = 1 if cancel_on_disconnect else self._connection.options.attempts
-        failures = 0
+        persistence = Persistence(self._connection, waits_for_owner=True)
         while True:
             try:
                 async with self._event_pieces(after, cancel_on_disconnect) as pieces:
@@ -99,7 +96,8 @@ class RequestHandle(Generic[Output]):
                             event = event_from_plain(strict_json(each.data))
                             if event.sequence <= after:
                                 continue
-                            failures, after = 0, event.sequence
+                            after = event.sequence
+                            persistence.succeeded()
                             self._has_ended |= event.kind in FINAL_KINDS
                             yield event
                             if event.kind in FINAL_KINDS:
@@ -107,12 +105,12 @@ class RequestHandle(Generic[Output]):
                 raise NodeUnreachable(
                     f"{self._connection.url} ended the events of {self.uid} before the final one",
                     uid=self.uid,
+                    is_owner=True,
                 )
-            except NodeUnreachable:
-                failures += 1
-                if failures >= attempts:
+            except (NodeUnreachable, NotReady) as error:
+                if cancel_on_disconnect:
                     raise
-                await pause(failures)
+                await persistence.failed(error)
 
     async def wait(self) -> RequestStatus:
         """Wait until the request has ended, however it did.
@@ -205,7 +203,7 @@ class RequestHandle(Generic[Output]):
             UnknownRequest: The proxy knows no such request.
         """
         with suppress(NodeUnreachable, ResultGone):
-            await self._connection.call("DELETE", self._path("/result"))
+            await self._connection.call("DELETE", self._path("/result"), uid=self.uid)
 
     def _path(self, rest: str = "") -> str:
         return f"/v1/requests/{self.uid}{rest}"
@@ -235,22 +233,17 @@ class RequestHandle(Generic[Output]):
 
         The result is kept: it is dropped when it is known to be whole.
         """
-        failures = 0
+        persistence = Persistence(self._connection, waits_for_owner=True)
         while not sink.is_whole:
+            received = sink.received
             try:
                 await self._fetch_rest(sink)
-            except NodeUnreachable:
-                failures += 1
-                if failures >= self._connection.options.attempts and not sink.is_whole:
-                    raise
-            except NotReady:
-                # It has ended, and the store that holds the result has not told this proxy yet.
-                failures += 1
-                if failures >= SETTLE_ATTEMPTS:
-                    raise
-            else:
-                continue
-            await pause(failures)
+            except (NodeUnreachable, NotReady) as error:
+                # Not ready: it has ended, and the store that has the result is not there, or not heard yet.
+                if sink.received > received:
+                    persistence.succeeded()
+                if not sink.is_whole:
+                    await persistence.failed(error)
 
     async def _fetch_rest(self, sink: "_Sink") -> None:
         headers = {"Accept": ACCEPT, "Accept-Encoding": "identity"}
@@ -265,7 +258,8 @@ class RequestHandle(Generic[Output]):
                 await sink.write(piece)
         if not sink.is_whole:
             raise NodeUnreachable(
-                f"{self._connection.url} sent {sink.received} of the {total} bytes of {self.uid}"
+                f"{self._connection.url} sent {sink.received} of the {total} bytes of {self.uid}",
+                url=self._connection.url,
             )
 
 
