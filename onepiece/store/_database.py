@@ -47,6 +47,7 @@ class Draft:
 
     record: StoredRecord
     occupied_bytes: int
+    is_copy: bool
 
 
 @define(eq=False)
@@ -91,15 +92,20 @@ class Database:
         """Close the file and let others open it."""
         self._file.close()
 
-    def put(self, record: StoredRecord, chunks: Sequence[Bytes], now: float) -> PutOutcome:
-        """Write a value that fits in one transaction."""
+    def put(
+        self, record: StoredRecord, chunks: Sequence[Bytes], now: float, *, is_copy: bool = False
+    ) -> PutOutcome:
+        """Write a value that fits in one transaction; a copy replaces what it beats."""
         encoded = encode(record)
         occupied = chunk_pages_bytes(record.total_bytes, record.chunk_bytes)
 
         def write(change: Change) -> PutOutcome:
-            refused = _refused(change.current(record.uid, now))
+            found = change.current(record.uid, now)
+            refused = _refused(record, found, is_copy=is_copy)
             if refused is not None:
                 return refused
+            if found is not None:
+                change.remove(found)
             change.take(occupied + record_occupied_bytes(len(encoded), record.uid), record.uid)
             numbered = evolve(record, value_id=change.new_value_id() if chunks else 0)
             change.write_chunks(numbered.value_id, 0, chunks)
@@ -109,20 +115,20 @@ class Database:
 
         return self._with_room(write, now)
 
-    def begin(self, record: StoredRecord, now: float) -> Draft | PutOutcome:
+    def begin(self, record: StoredRecord, now: float, *, is_copy: bool = False) -> Draft | PutOutcome:
         """Begin a large value: take its bytes from the budget, and note that it is unfinished."""
         encoded = encode(record)
         occupied = chunk_pages_bytes(record.total_bytes, record.chunk_bytes)
 
         def write(change: Change) -> Draft | PutOutcome:
-            refused = _refused(change.current(record.uid, now))
+            refused = _refused(record, change.current(record.uid, now), is_copy=is_copy)
             if refused is not None:
                 return refused
             change.take(occupied + record_occupied_bytes(len(encoded), record.uid), record.uid)
             value_id = change.new_value_id()
             change.totals.bytes_in_use += occupied
             change.transaction.put(U64.pack(value_id), U64.pack(occupied), db=self._file.tables.unfinished)
-            return Draft(evolve(record, value_id=value_id), occupied)
+            return Draft(evolve(record, value_id=value_id), occupied, is_copy)
 
         return self._with_room(write, now)
 
@@ -135,11 +141,14 @@ class Database:
         """Make a large value visible, unless another writer was first or it was purged meanwhile."""
         with self._change() as change:
             change.transaction.delete(U64.pack(draft.record.value_id), db=self._file.tables.unfinished)
-            refused = _refused(change.current(draft.record.uid, now))
+            found = change.current(draft.record.uid, now)
+            refused = _refused(draft.record, found, is_copy=draft.is_copy)
             if refused is not None:
                 change.drop_chunks(draft.record.value_id)
                 change.totals.bytes_in_use -= draft.occupied_bytes
                 return refused
+            if found is not None:
+                change.remove(found)
             change.write_record(draft.record, encode(draft.record))
             return PutOutcome.STORED
 
@@ -163,6 +172,17 @@ class Database:
             change.bury(uid, now, "purged")
             return record is not None
 
+    def put_tombstone(self, tombstone: StoredRecord, now: float) -> None:
+        """Write a tombstone that another node sent; it lasts longer than what it replaces."""
+        with self._change() as change:
+            found = change.current(tombstone.uid, now)
+            if tombstone.expires_at <= now or (found and found.kind is RecordKind.TOMBSTONE):
+                return
+            if found is not None:
+                change.remove(found)
+                tombstone = evolve(tombstone, expires_at=max(tombstone.expires_at, found.expires_at))
+            change.write_record(tombstone, encode(tombstone))
+
     def expire(self, now: float) -> int:
         """Take away at most ``SWEEP_RECORDS`` records whose time is over; returns how many."""
         with self._change() as change:
@@ -173,6 +193,22 @@ class Database:
         with self._file.reading() as transaction:
             raw = transaction.get(uid_key(uid), db=self._file.tables.records)
         return None if raw is None else decode(raw)
+
+    def records(self, uids: Sequence[str]) -> list[StoredRecord]:
+        """What stands under these UIDs, tombstones too; fewer where nothing does."""
+        with self._file.reading() as transaction:
+            found = [transaction.get(uid_key(uid), db=self._file.tables.records) for uid in uids]
+        return [decode(raw) for raw in found if raw is not None]
+
+    def scan(self, after_uid: str, limit: int) -> list[StoredRecord]:
+        """At most ``limit`` records in the order of UIDs, behind ``after_uid``; tombstones too."""
+        found: list[StoredRecord] = []
+        with self._file.reading() as transaction, transaction.cursor(self._file.tables.records) as cursor:
+            more = cursor.set_range(uid_key(after_uid) + b"\0") if after_uid else cursor.first()
+            while more and len(found) < limit:
+                found.append(decode(cursor.value()))
+                more = cursor.next()
+        return found
 
     def chunk(self, value_id: int, number: int) -> bytes | None:
         """One piece of a value, copied out; None if the value is gone."""
@@ -292,7 +328,12 @@ class Database:
             )
 
 
-def _refused(record: StoredRecord | None) -> PutOutcome | None:
-    if record is None:
+def _refused(record: StoredRecord, found: StoredRecord | None, *, is_copy: bool) -> PutOutcome | None:
+    """Why a value may not be written where ``found`` stands; None if it may, then in its place."""
+    if found is None:
         return None
-    return PutOutcome.TOMBSTONED if record.kind is RecordKind.TOMBSTONE else PutOutcome.ALREADY
+    if found.kind is RecordKind.TOMBSTONE:
+        return PutOutcome.TOMBSTONED
+    if is_copy and record.version.beats(found.version):
+        return None
+    return PutOutcome.ALREADY

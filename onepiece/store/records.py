@@ -8,14 +8,18 @@ from typing import Any, Final
 from attrs import frozen
 
 from onepiece.codec import register
+from onepiece.core.replication_events import TOMBSTONE, Version
 from onepiece.errors import ConfigError, InvalidInput
+from onepiece.limits import HEADER_BYTES_MAX
 
 MEBIBYTE: Final = 1 << 20
 PAGE_BYTES: Final = 4096
 UID_BYTES_MAX: Final = 128
-RECORD_BYTES_MAX: Final = 256 << 10
+RECORD_BYTES_MAX: Final = 192 << 10
 TTL_SECONDS_MAX: Final = 10 * 365 * 86400.0
 FLUSH_SECONDS_MAX: Final = 3600.0
+
+assert RECORD_BYTES_MAX < HEADER_BYTES_MAX, "a record travels in the header of its copy"
 
 
 class Durability(enum.Enum):
@@ -90,7 +94,7 @@ class RecordKind(enum.Enum):
 
     RESULT = "result"
     ERROR = "error"
-    TOMBSTONE = "tombstone"
+    TOMBSTONE = TOMBSTONE
 
 
 @register
@@ -108,6 +112,11 @@ class StoredRecord:
     value_id: int
     stored_at: float
     expires_at: float
+
+    @property
+    def version(self) -> Version:
+        """How it compares with what other nodes have under the UID."""
+        return Version(self.uid, self.kind.value, self.stored_at)
 
     @property
     def chunks(self) -> int:

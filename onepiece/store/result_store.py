@@ -25,7 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from onepiece.errors import InvalidInput, OnePieceError, ResultGone, StoreFull, UnknownRequest
 from onepiece.log import get_logger
@@ -120,10 +120,48 @@ class ResultStore:
         """
         total_bytes = sum(len(part) for part in parts)
         record = self._record(uid, RecordKind.RESULT, content_type, meta or {}, total_bytes, ttl_seconds, now)
+        return await self._put(record, parts, now, is_copy=False)
+
+    async def put_copy(self, record: StoredRecord, parts: Sequence[Bytes], now: float) -> StoredRecord | None:
+        """Keep what another node has under a UID, if it is better than what stands here.
+
+        Of two values the one stored earlier stands, and a tombstone beats both (``Version.beats``), so that
+        nodes that copy from each other come to hold the same, in whatever order. The copy keeps its times.
+
+        Args:
+            record: The other node's; where its value lies there plays no part.
+            parts: The value, in pieces of any size; they must not change until this returns.
+            now: Seconds since the epoch.
+
+        Returns:
+            What stands here now, durably: this or what beats it. None if its time is over.
+
+        Raises:
+            StoreFull: The budget is used up, or the disk is full; what stood here still does.
+            InvalidInput: The UID is unusable.
+
+        Cancelled: as for ``put``.
+        """
+        uid_key(record.uid)
+        copy = evolve(
+            record,
+            total_bytes=sum(len(part) for part in parts),
+            chunk_bytes=self.options.chunk_bytes,
+            value_id=0,
+        )
+        if copy.kind is RecordKind.TOMBSTONE:
+            await self._thread.run(self._database.put_tombstone, copy, now)
+        elif copy.expires_at > now:
+            await self._put(copy, parts, now, is_copy=True)
+        return await self._thread.run(self._database.record, copy.uid)
+
+    async def _put(
+        self, record: StoredRecord, parts: Sequence[Bytes], now: float, *, is_copy: bool
+    ) -> PutOutcome:
         chunks = cut(parts, self.options.chunk_bytes)
         if record.total_bytes <= self.options.transaction_bytes:
-            return await self._thread.run(self._database.put, record, tuple(chunks), now)
-        return await self._put_large(record, chunks, now)
+            return await self._thread.run(self._database.put, record, tuple(chunks), now, is_copy=is_copy)
+        return await self._put_large(record, chunks, now, is_copy=is_copy)
 
     async def put_error(
         self, uid: str, wire_error: Mapping[str, Any], *, ttl_seconds: float | None = None, now: float
@@ -183,14 +221,44 @@ class ResultStore:
                 total_bytes=record.total_bytes,
             )
         end = record.total_bytes if length is None else min(start + length, record.total_bytes)
+        async for piece in self._pieces(record, start, end):
+            yield piece
+
+    async def value(self, record: StoredRecord) -> list[bytes]:
+        """The value that belongs to just this record, for a copy; empty for an error or a tombstone.
+
+        Raises:
+            ResultGone: It is no longer there: purged, expired, or replaced by an earlier one.
+        """
+        return [piece async for piece in self._pieces(record, 0, record.total_bytes)]
+
+    async def _pieces(self, record: StoredRecord, start: int, end: int) -> AsyncIterator[bytes]:
         while start < end:
             number, offset = divmod(start, record.chunk_bytes)
             chunk = await self._thread.run(self._database.chunk, record.value_id, number)
             if chunk is None:
-                raise _gone(uid, "purged while it was read")
+                raise _gone(record.uid, "purged while it was read")
             piece = chunk[offset : offset + end - start]
             start += len(piece)
             yield piece
+
+    async def records(self, uids: Sequence[str]) -> list[StoredRecord]:
+        """What stands under these UIDs, tombstones too; none for a UID under which nothing does.
+
+        Raises:
+            InvalidInput: A UID is unusable.
+        """
+        return await self._thread.run(self._database.records, uids)
+
+    async def scan(self, after_uid: str, limit: int) -> list[StoredRecord]:
+        """At most ``limit`` records behind ``after_uid``, in the order of UIDs; tombstones too.
+
+        Begin with "" and go on with the last one's UID; what comes or goes meanwhile may be missed.
+
+        Raises:
+            InvalidInput: The UID is unusable.
+        """
+        return await self._thread.run(self._database.scan, after_uid, limit)
 
     async def purge(self, uid: str, now: float) -> bool:
         """Drop what stands under the UID and leave a tombstone; true if there was a value.
@@ -260,11 +328,13 @@ class ResultStore:
             expires_at=now + ttl_seconds,
         )
 
-    async def _put_large(self, record: StoredRecord, chunks: Iterator[Bytes], now: float) -> PutOutcome:
+    async def _put_large(
+        self, record: StoredRecord, chunks: Iterator[Bytes], now: float, *, is_copy: bool
+    ) -> PutOutcome:
         put = _LargePut()
         per_transaction = self.options.transaction_bytes // self.options.chunk_bytes
         try:
-            refused = await self._thread.run(self._begin, put, record, now)
+            refused = await self._thread.run(self._begin, put, record, now, is_copy=is_copy)
             if refused is not None:
                 return refused
             first = 0
@@ -278,8 +348,8 @@ class ResultStore:
             self._thread.submit(self._abandon, put)
             raise
 
-    def _begin(self, put: _LargePut, record: StoredRecord, now: float) -> PutOutcome | None:
-        begun = self._database.begin(record, now)
+    def _begin(self, put: _LargePut, record: StoredRecord, now: float, *, is_copy: bool) -> PutOutcome | None:
+        begun = self._database.begin(record, now, is_copy=is_copy)
         if isinstance(begun, PutOutcome):
             return begun
         put.draft = begun

@@ -102,12 +102,12 @@ class StoreSet:
         stores = tuple(StoreNode(node.name, f"{node.name}.{node.life}") for node in living)
         self.handle(name, StoresChanged(stores))
 
-    def heal(self) -> None:
-        """Faults stop: the network is whole, and every node is there."""
+    def heal(self, stays_dead: str) -> None:
+        """Faults stop: the network is whole, and every node but that one is there."""
         self.cut.clear()
         self.loss = 0.0
         for node in self.nodes.values():
-            if node.machine is None:
+            if node.machine is None and node.name != stays_dead:
                 self.start(node.name)
 
     # --- what clients do ------------------------------------------------------------------------

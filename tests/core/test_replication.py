@@ -368,18 +368,23 @@ class Step:
 
 STEPS = st.builds(
     Step,
-    kind=st.sampled_from(["put", "put", "put", "purge", "crash", "wipe", "start", "cut", "mend"]),
+    kind=st.sampled_from(["put", "put", "put", "purge", "purge", "crash", "wipe", "start", "cut", "mend"]),
     node=st.sampled_from(NAMES),
     other=st.sampled_from(NAMES),
-    uid=st.sampled_from([f"u{number:02}" for number in range(16)]),
+    uid=st.sampled_from([f"u{number:02}" for number in range(8)]),
     seconds=st.sampled_from([0.0, 0.0, 0.05, 1.0, 5.0]),
 )
 
 
-@given(steps=st.lists(STEPS, max_size=60), seed=st.integers(0, 1 << 16), has_periodic_rounds=st.booleans())
-@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(STEPS, max_size=60),
+    seed=st.integers(0, 1 << 16),
+    has_periodic_rounds=st.booleans(),
+    stays_dead=st.sampled_from(["", *NAMES]),
+)
+@settings(max_examples=80, deadline=None)
 def test_copies_become_alike_when_faults_stop(
-    steps: list[Step], seed: int, has_periodic_rounds: bool
+    steps: list[Step], seed: int, has_periodic_rounds: bool, stays_dead: str
 ) -> None:
     """All holders end with the best version that was on any disk; nothing that was purged is anywhere.
 
@@ -392,15 +397,19 @@ def test_copies_become_alike_when_faults_stop(
     for step in steps:
         happen(stores, step)
         stores.run(step.seconds)
-    stores.heal()
+    if stays_dead:
+        stores.crash(stays_dead, wipe=True)
+    stores.heal(stays_dead)
     best = best_versions(stores)
     stores.run(3 * CONFIG.round_seconds)
-    for node in stores.nodes.values():
+    living = [name for name in NAMES if name != stays_dead]
+    for name in living:
+        node = stores.nodes[name]
         assert node.machine is not None
         assert node.machine.pending == 0
         assert has_periodic_rounds or node.machine.is_settled
     for uid, version in best.items():
-        for name in copy_holders(uid, NAMES, CONFIG.copies):
+        for name in copy_holders(uid, living, CONFIG.copies):
             found = stores.nodes[name].disk.get(uid)
             assert found is not None, f"{name} lacks {uid}"
             assert found.order == version.order, f"{name} has {found}"
