@@ -20,6 +20,7 @@
         StoreFull               the result store's byte budget is used up
         JoinBudgetExceeded      inputs waiting for their siblings exceed the actor's budget
       UnknownRequest        no such UID here
+      OwnedElsewhere        another proxy owns the request: ask that one
       ResultGone            it was there; it has been fetched or its time to live is over
       PlacementError        a stage fits on no device
       SchemaMismatch        two nodes hold different versions of a workflow; both schemas are named
@@ -167,6 +168,13 @@ class UnknownRequest(OnePieceError):
     """No request of this UID is known here."""
 
     http_status = 404
+
+
+class OwnedElsewhere(OnePieceError):
+    """Another proxy owns the request; ``fields["http"]`` says where that one answers."""
+
+    retryable = True
+    http_status = 307
 
 
 class ResultGone(OnePieceError):

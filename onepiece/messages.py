@@ -292,6 +292,25 @@ class ReadRecord:
 
 @register
 @frozen
+class FindRecord:
+    """Ask a store node who owns a request; answered by ``RecordFound``."""
+
+    call: int
+    reply_to: str
+    uid: str
+
+
+@register
+@frozen
+class RecordFound:
+    """The record of a request that has not ended (``call`` in it is 0); None if there is none here."""
+
+    call: int
+    record: RequestRecord | None
+
+
+@register
+@frozen
 class AdoptRequests:
     """The owner of these requests died; ``owner`` goes on with them. Answered by ``RequestsHeld``."""
 
@@ -351,6 +370,40 @@ class ResultPiece:
     content_type: str
     data: bytes
     error: Mapping[str, Any] | None = None
+
+
+@register
+@frozen
+class DescribeResult:
+    """Ask a result store how a request ended; answered by ``ResultDescribed``."""
+
+    call: int
+    reply_to: str
+    uid: str
+
+
+@register
+@frozen
+class ResultDescribed:
+    """What is stored of a request: a result, or the ``failure`` it ended in; ``error``: why neither."""
+
+    call: int
+    workflow: str = ""
+    stored_at: float = 0.0
+    result_bytes: int = 0
+    content_type: str = ""
+    failure: Mapping[str, Any] | None = None
+    error: Mapping[str, Any] | None = None
+
+
+@register
+@frozen
+class StoreFailure:
+    """The owner has ended a request without a result: keep the error, for whoever asks later."""
+
+    uid: str
+    workflow: str
+    error: Mapping[str, Any]
 
 
 @register

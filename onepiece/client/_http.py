@@ -199,7 +199,8 @@ class ProxyConnection:
         if not isinstance(found, dict) or (response.is_error and "error" not in found):
             kind = response.headers.get("Content-Type", "nothing")
             raise OnePieceError(
-                f"{response.url} answered {response.status_code} with {kind[:60]}: is it a proxy of onepiece?",
+                f"{response.url} answered {response.status_code} with {kind[:60]}: "
+                "is it a proxy of onepiece?",
                 url=str(response.url),
                 status=response.status_code,
             )
@@ -250,8 +251,8 @@ def _redirected(response: Response) -> str:
     target = response.headers.get("Location", "")
     if not target.startswith(("http://", "https://")):
         raise OnePieceError(
-            f"{response.url} answered {response.status_code} with the location {target[:200]!r}: is it a proxy "
-            "of onepiece?"
+            f"{response.url} answered {response.status_code} with the location {target[:200]!r}: "
+            "is it a proxy of onepiece?"
         )
     return str(target)
 

@@ -200,6 +200,16 @@ class Settled:
     state: RequestState
 
 
+def end_event(status: RequestStatus, sequence: int) -> RequestEvent:
+    """The final event of a request of which no more is known than how it ended."""
+    detail: Mapping[str, Any] = status.error or {
+        "result_bytes": status.result_bytes,
+        "content_type": status.content_type,
+    }
+    at = status.finished_at or status.accepted_at
+    return RequestEvent(status.uid, sequence, _FINAL_KINDS[status.state], at, detail=detail)
+
+
 Effect: TypeAlias = Publish | StopStages | ReleaseRetained | Settled | Sending
 
 

@@ -77,8 +77,8 @@ class Frontend(Protocol):
         """
         ...
 
-    def status(self, uid: str) -> RequestStatus:
-        """Raises ``UnknownRequest``."""
+    async def status(self, uid: str) -> RequestStatus:
+        """Raises ``UnknownRequest``, ``OwnedElsewhere`` (another proxy's), ``NotReady`` (nobody's yet)."""
         ...
 
     def requests(self, *, limit: int, state: str | None) -> Sequence[RequestStatus]:
@@ -86,7 +86,7 @@ class Frontend(Protocol):
         ...
 
     def events(self, uid: str, after: int) -> AsyncIterator[RequestEvent]:
-        """Events with ``sequence > after`` as they come; ends behind the final one."""
+        """Events with ``sequence > after`` as they come; ends behind the final one. Raises as ``status``."""
         ...
 
     async def result(self, uid: str) -> ResultStream:
@@ -98,5 +98,5 @@ class Frontend(Protocol):
         ...
 
     async def cancel(self, uid: str) -> RequestStatus:
-        """Cancel; idempotent, and no error if the request has ended."""
+        """Cancel; idempotent, and no error if the request has ended. Raises as ``status``."""
         ...

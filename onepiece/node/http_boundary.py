@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onepiece.client.api import to_plain
-from onepiece.errors import OnePieceError, Overloaded
+from onepiece.errors import OnePieceError, Overloaded, OwnedElsewhere
 from onepiece.log import get_logger
 from onepiece.node.http_options import ProxyOptions
 
@@ -74,6 +74,9 @@ class ErrorBoundary:
             await self.application(scope, exchange.receiving, exchange.sending)
         except ClientDisconnect:
             return  # nobody is there to be told
+        except OwnedElsewhere as error:
+            headers = {"Location": f"{error.fields['http']}{_target(scope)}"}
+            await self._answer(exchange, scope, error.http_status, error.to_wire(), error, headers)
         except OnePieceError as error:
             await self._answer(exchange, scope, error.http_status, error.to_wire(), error)
         except HTTPException as error:
@@ -164,6 +167,13 @@ async def wait_gone(receive: Receive) -> None:
     """Return when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _target(scope: Scope) -> str:
+    """Path and query of a request, as they came."""
+    query = scope.get("query_string", b"").decode("latin-1")
+    path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+    return f"{path}?{query}" if query else path
 
 
 def _wire_of(error: HTTPException, scope: Scope) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class FakeFrontend:
     ) -> RequestStatus:
         """Accept a request."""
         if key is not None and key in self._uids_by_key:
-            return self.status(self._uids_by_key[key])
+            return self._request(self._uids_by_key[key]).status
         self.check_admission(workflow, None)
         now = time.time()
         status = RequestStatus(
@@ -150,9 +150,9 @@ class FakeFrontend:
                 self.finish(status.uid, self.answer(workflow, inputs))
             except OnePieceError as error:
                 self.fail(status.uid, error)
-        return self.status(status.uid)
+        return self._request(status.uid).status
 
-    def status(self, uid: str) -> RequestStatus:
+    async def status(self, uid: str) -> RequestStatus:
         """The request's record."""
         if self.fail_with is not None:
             raise self.fail_with

@@ -118,7 +118,7 @@ class ProxyApp:
 
     async def status(self, request: Request) -> Response:
         """A request's record."""
-        return JSONResponse(status_to_plain(self.frontend.status(_uid(request))))
+        return JSONResponse(status_to_plain(await self.frontend.status(_uid(request))))
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a request, or learn how it ended."""
@@ -129,7 +129,7 @@ class ProxyApp:
         uid = _uid(request)
         query = _query(request, "cancel_on_disconnect")
         after = parse_last_event_id(request.headers.get("last-event-id"))
-        self.frontend.status(uid)  # an unknown UID is told before the stream begins
+        await self.frontend.status(uid)  # an unknown UID is told before the stream begins
         stream = EventStream(self.frontend.events(uid, after), self.stopping, self.options.keep_alive_seconds)
         try:
             await stream(request.scope, receive, send)

@@ -5,13 +5,23 @@ about requests, which ``RequestOwner`` drives.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final
 
 from onepiece.core.admission import RequestBudget
-from onepiece.errors import InvalidInput, NotReady, OnePieceError, UnknownRequest, UnknownWorkflow
+from onepiece.core.request import end_event
+from onepiece.core.routing import NodeRoute, RouteEpoch
+from onepiece.errors import (
+    InvalidInput,
+    NotReady,
+    OnePieceError,
+    OwnedElsewhere,
+    UnknownRequest,
+    UnknownWorkflow,
+)
 from onepiece.graph import WorkflowGraph
-from onepiece.ids import new_uid
+from onepiece.ids import new_uid, uid_time
 from onepiece.messages import RequestRecord
 from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
@@ -21,6 +31,8 @@ from onepiece.node.request_owner import RequestOwner
 from onepiece.node.result_reader import RemoteResult, ResultReader
 from onepiece.requests import RequestEvent, RequestState, RequestStatus
 from onepiece.runtime.environment import Environment
+
+_NO_TABLE: Final = RouteEpoch(0, 0)
 
 
 class ProxyService:
@@ -38,12 +50,11 @@ class ProxyService:
         self._env = env
         self._budget = budget
         self._timeout_seconds = timeout_seconds
-        self._results = ResultReader(env, env.control_address)
         self._calls = Calls(env)
-        records = RecordKeeper(env, self._calls, copies)
-        self._records_answers = records.answers
+        self._results = ResultReader(env, self._calls)
+        self._records = RecordKeeper(env, self._calls, copies)
         self.owner = RequestOwner(
-            env, tasks, budget=budget, records=records, results=self._results, calls=self._calls
+            env, tasks, budget=budget, records=self._records, results=self._results, calls=self._calls
         )
         self.draining = False
         self.heartbeat_ages: Callable[[], Mapping[str, float]] = dict
@@ -52,8 +63,7 @@ class ProxyService:
     def attach(self, control: ControlService) -> None:
         """Receive what actors and stores report."""
         self.owner.attach(control)
-        self._results.attach(control)
-        self._calls.answered_by(control, *self._records_answers)
+        self._calls.answered_by(control, *{*self._records.answers, *self._results.answers})
 
     # --- what clients ask ----------------------------------------------------------------------
 
@@ -66,6 +76,8 @@ class ProxyService:
         self._admit(workflow)
 
     def _admit(self, workflow: str) -> WorkflowGraph:
+        if self._env.routes.table.epoch == _NO_TABLE:
+            raise NotReady(f"{self._env.node_id} has just started and has not heard from the manager yet")
         graph = self._env.routes.graphs.get(workflow)
         if graph is None:
             known = ", ".join(sorted(self._env.routes.graphs)) or "none"
@@ -147,7 +159,7 @@ class ProxyService:
             raise
         if holder != uid:
             self._budget.give_back(uid)
-            return self._known_elsewhere(holder, workflow, key)
+            return await self._known_elsewhere(holder, workflow, key)
         return self.owner.table.status(uid)
 
     def _same_request(self, uid: str, workflow: str, key: str) -> RequestStatus:
@@ -159,29 +171,74 @@ class ProxyService:
             )
         return status
 
-    def _known_elsewhere(self, uid: str, workflow: str, key: str | None) -> RequestStatus:
+    async def _known_elsewhere(self, uid: str, workflow: str, key: str | None) -> RequestStatus:
         """The key stands for a request that another proxy accepted."""
         try:
             return self._same_request(uid, workflow, key or "")
         except UnknownRequest:
-            now = self._env.now()
-            return RequestStatus(uid, workflow, RequestState.RUNNING, now, None, None, {}, key=key)
+            pass
+        try:
+            return await self._ended(uid)
+        except OnePieceError:  # it runs, or its result is gone: what is known is that it was accepted
+            accepted_at = uid_time(uid)
+            return RequestStatus(uid, workflow, RequestState.RUNNING, accepted_at, None, None, {}, key=key)
 
-    def status(self, uid: str) -> RequestStatus:
-        """Raises ``UnknownRequest``."""
-        return self.owner.table.status(uid)
+    async def status(self, uid: str) -> RequestStatus:
+        """A request's record; of one that this proxy does not own and that has ended, what is stored.
+
+        Raises ``OwnedElsewhere`` for one that has not ended, ``NotReady`` while its owner is not known,
+        ``ResultGone`` if it ended and was fetched, and ``UnknownRequest``.
+        """
+        try:
+            return self.owner.table.status(uid)
+        except UnknownRequest:
+            return await self._ended(uid)
+
+    async def _ended(self, uid: str) -> RequestStatus:
+        """How a request of another proxy ended; raises as ``status`` if it has not."""
+        try:
+            return await self._results.describe(uid)
+        except UnknownRequest:
+            record = await self._records.find(uid)
+        if record is None:  # it may have ended in between
+            return await self._results.describe(uid)
+        owner = self._node_of_life(record.owner_life)
+        if owner is None or owner.http is None or owner.life == self._env.identity.life:
+            raise NotReady(
+                f"the owner of request {uid} ({record.owner_life}) is gone; another proxy is about to go on "
+                "with it",
+                uid=uid,
+            )
+        raise OwnedElsewhere(f"request {uid} is owned by {owner.node_id}; ask {owner.http}", http=owner.http)
+
+    def _node_of_life(self, life: str) -> NodeRoute | None:
+        return next((node for node in self._env.routes.table.nodes if node.life == life), None)
 
     def requests(self, *, limit: int, state: str | None) -> Sequence[RequestStatus]:
         """Newest first."""
         return self.owner.table.statuses(limit=limit, state=state)
 
-    def events(self, uid: str, after: int) -> AsyncIterator[RequestEvent]:
-        """Events with ``sequence > after`` as they come; ends behind the final one."""
-        return self.owner.events(uid, after)
+    async def events(self, uid: str, after: int) -> AsyncGenerator[RequestEvent, None]:
+        """Events with ``sequence > after`` as they come; ends behind the final one.
+
+        Of a request that this proxy does not own and that has ended there is the final one; raises as
+        ``status`` otherwise.
+        """
+        try:
+            self.owner.table.status(uid)
+        except UnknownRequest:
+            yield end_event(await self._ended(uid), after + 1)
+            return
+        async with aclosing(self.owner.events(uid, after)) as events:
+            async for event in events:
+                yield event
 
     async def cancel(self, uid: str) -> RequestStatus:
-        """Cancel; no error if the request has ended."""
-        return self.owner.cancel(uid)
+        """Cancel; no error if the request has ended. Raises as ``status``."""
+        try:
+            return self.owner.cancel(uid)
+        except UnknownRequest:
+            return await self._ended(uid)
 
     # --- results -------------------------------------------------------------------------------
 
@@ -194,12 +251,19 @@ class ProxyService:
         try:
             status = self.owner.table.status(uid)
         except UnknownRequest:
-            return await self._results.open(uid)
+            return await self._result_elsewhere(uid)
         if status.error is not None:
             raise OnePieceError.from_wire(status.error)
         if status.state is not RequestState.FINISHED:
             raise NotReady(f"request {uid} is {status.state.value}: its result is not there yet", uid=uid)
         return await self._results.open(uid)
+
+    async def _result_elsewhere(self, uid: str) -> RemoteResult:
+        try:
+            return await self._results.open(uid)
+        except UnknownRequest:
+            await self._ended(uid)
+        return await self._results.open(uid)  # it has ended in between
 
     async def purge(self, uid: str) -> None:
         """Drop a fetched result."""

@@ -22,9 +22,11 @@ from onepiece.messages import (
     KIND_RECORD,
     STORE_REGION,
     DropRecords,
+    FindRecord,
     ListOrphans,
     OrphansListed,
     ReadRecord,
+    RecordFound,
     RecordKept,
     RequestRecord,
     ResultPiece,
@@ -36,13 +38,14 @@ from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_targets import pack_record
 
 _KEEP_SECONDS: Final = 10.0
+_FIND_SECONDS: Final = 3.0
 _ORPHANS_MAX: Final = 256
 
 
 class RecordKeeper:
     """A proxy's way to the records on store nodes."""
 
-    answers: Final = (RecordKept, OrphansListed, TakenOver, ResultPiece)
+    answers: Final = (RecordKept, RecordFound, OrphansListed, TakenOver, ResultPiece)
     """What its questions are answered by."""
 
     def __init__(self, env: Environment, calls: Calls, copies: int) -> None:
@@ -142,6 +145,38 @@ class RecordKeeper:
                 if known is None or known.adoptions < record.adoptions:
                     found[record.uid] = record
         return found
+
+    async def find(self, uid: str) -> RequestRecord | None:
+        """The record of a request that has not ended, as its last owner wrote it; None if there is none.
+
+        Raises ``NotReady`` if a store node that may have it does not answer.
+        """
+        stores = self.stores()
+        if not stores:
+            raise NotReady(
+                f"no node with the role store is there; who owns request {uid} is not known", uid=uid
+            )
+
+        async def ask(node: NodeRoute) -> RequestRecord | None:
+            address = f"{node.address}/{CONTROL_REGION}"
+            found = await self._calls.ask(
+                RecordFound,
+                lambda call: self._env.outbox.post(address, FindRecord(call, self._env.control_address, uid)),
+                what=f"{node.node_id} was asked who owns request {uid}",
+                timeout_seconds=_FIND_SECONDS,
+            )
+            return found.record
+
+        answers = await asyncio.gather(*map(ask, stores.values()), return_exceptions=True)
+        records = [answer for answer in answers if isinstance(answer, RequestRecord)]
+        if records:
+            return max(records, key=lambda record: record.adoptions)
+        for answer in answers:
+            if isinstance(answer, NodeUnreachable):
+                raise NotReady(f"who owns request {uid} is not known: {answer.message}", uid=uid) from answer
+            if isinstance(answer, BaseException):
+                raise answer
+        return None
 
     async def take_over(self, record: RequestRecord) -> bool:
         """Own a request from now on; False if another proxy was quicker.

@@ -10,9 +10,11 @@ from onepiece.log import get_logger
 from onepiece.messages import (
     STORE_REGION,
     DropRecords,
+    FindRecord,
     ListOrphans,
     OrphansListed,
     ReadRecord,
+    RecordFound,
     RecordKept,
     RequestRecord,
     ResultPiece,
@@ -41,6 +43,7 @@ class RecordService:
         control.on(ListOrphans, lambda message: self._start(self._list(message)))
         control.on(TakeOver, lambda message: self._start(self._take_over(message)))
         control.on(ReadRecord, lambda message: self._start(self._read(message)))
+        control.on(FindRecord, lambda message: self._start(self._find(message)))
 
     def _start(self, work: "asyncio._CoroutineLike[None]") -> None:
         self._tasks.create_task(work)
@@ -77,6 +80,11 @@ class RecordService:
         entries = await self._log.orphans(frozenset(ask.living), ask.limit)
         records = tuple(_record(entry) for entry in entries)
         self._env.outbox.post(ask.reply_to, OrphansListed(ask.call, records))
+
+    async def _find(self, ask: FindRecord) -> None:
+        entry = await self._log.entry(ask.uid)
+        found = RecordFound(ask.call, None if entry is None else _record(entry))
+        self._env.outbox.post(ask.reply_to, found)
 
     async def _take_over(self, ask: TakeOver) -> None:
         try:

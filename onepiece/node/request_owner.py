@@ -5,7 +5,7 @@ or let go of requests that have ended, and adopts the requests of owners that di
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final
 
 from attrs import define, evolve, field, frozen
@@ -32,7 +32,7 @@ from onepiece.core.request import (
     StopStages,
     Tick,
 )
-from onepiece.core.request_record import Holding, Plan, Resend, RestoreCheckpoint, SendInputs, Sending
+from onepiece.core.request_record import Holding, Plan, Resend, RestoreCheckpoint, Sending, SendInputs
 from onepiece.core.routing import rendezvous
 from onepiece.errors import OnePieceError, Overloaded, UnknownRequest
 from onepiece.graph import FromStage, WorkflowGraph
@@ -58,6 +58,7 @@ from onepiece.messages import (
     StageReport,
     StageWasLost,
     StopRequest,
+    StoreFailure,
 )
 from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
@@ -203,7 +204,7 @@ class RequestOwner:
         self._handle(CancelAsked(uid))
         return self._table.status(uid)
 
-    async def events(self, uid: str, after: int) -> AsyncIterator[RequestEvent]:
+    async def events(self, uid: str, after: int) -> AsyncGenerator[RequestEvent, None]:
         """Events with ``sequence > after`` as they come; ends behind the final one."""
         self._table.status(uid)
         followers = self._followers.setdefault(uid, set())
@@ -296,12 +297,21 @@ class RequestOwner:
                 self._budget.give_back(uid)
                 owned = self._owned.pop(uid, None)
                 if owned is not None:
+                    self._keep_failure(uid)
                     self._records.drop(uid, owned.record.key)
                 self._settled.set()
             case StopStages(uid, reason):
                 self._broadcast(StopRequest(uid, reason))
             case ReleaseRetained(uid, lives):
                 self._release(uid, lives)
+
+    def _keep_failure(self, uid: str) -> None:
+        """An error is stored as a result is, so that every proxy can tell it."""
+        status = self._table.status(uid)
+        if status.error is not None:
+            for node in self._records.holders(uid):
+                failure = StoreFailure(uid, status.workflow, status.error)
+                self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", failure)
 
     def _broadcast(self, message: object) -> None:
         for node in self._env.routes.table.nodes:

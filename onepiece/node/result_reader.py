@@ -4,37 +4,44 @@ Where a result is the proxy learns when it is stored. If it does not know, becau
 the request or because it was started anew since, it asks the stores: they outlive proxies.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from attrs import define
 
-from onepiece.core.routing import NodeRoute, rendezvous
-from onepiece.errors import NotReady, OnePieceError, UnknownRequest
+from onepiece.core.routing import NodeRoute, ranked
+from onepiece.errors import NodeUnreachable, NotReady, OnePieceError, UnknownRequest
+from onepiece.ids import uid_time
 from onepiece.limits import RECORDS_MAX, RESULT_PIECE_BYTES_MAX
-from onepiece.messages import CONTROL_REGION, PurgeResult, ReadResult, ResultPiece
-from onepiece.node.control import ControlService
+from onepiece.messages import (
+    CONTROL_REGION,
+    DescribeResult,
+    PurgeResult,
+    ReadResult,
+    ResultDescribed,
+    ResultPiece,
+)
+from onepiece.node.calls import Calls
+from onepiece.requests import RequestState, RequestStatus
 from onepiece.runtime.environment import Environment
 
 _READ_SECONDS: Final = 10.0
+_FIND_SECONDS: Final = 3.0
 
 Ask = Callable[[int], ReadResult | PurgeResult]
 """Makes the message for a call of this number."""
 
 
 class ResultReader:
-    """Calls result stores and matches their answers."""
+    """Asks result stores."""
 
-    def __init__(self, env: Environment, control_address: str) -> None:
+    answers: Final = (ResultPiece, ResultDescribed)
+    """What its questions are answered by."""
+
+    def __init__(self, env: Environment, calls: Calls) -> None:
         self._env = env
-        self._control_address = control_address
+        self._calls = calls
         self._stored_at: dict[str, str] = {}
-        self._calls: dict[int, asyncio.Future[ResultPiece]] = {}
-
-    def attach(self, control: ControlService) -> None:
-        """Receive the stores' answers."""
-        control.on(ResultPiece, self._on_piece)
 
     def note(self, uid: str, node_id: str) -> None:
         """Remember where a result is; the oldest of too many are forgotten, and asked for again."""
@@ -45,76 +52,100 @@ class ResultReader:
     async def open(self, uid: str) -> "RemoteResult":
         """Open a result.
 
-        Raises ``UnknownRequest`` if no store has heard of it, ``ResultGone`` if it was there, and
-        ``NotReady`` if the node that may have it does not answer.
+        Raises the error that the request ended in, ``UnknownRequest`` if no store has heard of it,
+        ``ResultGone`` if it was there, and ``NotReady`` if a node that may have it does not answer.
         """
         piece = await self.read(uid, 0, 0)
         return RemoteResult(self, uid, piece.total_bytes, piece.content_type)
 
     async def read(self, uid: str, start: int, length: int) -> ResultPiece:
         """At most ``length`` bytes of a result; raises as ``open``."""
-        return await self._call(await self._holder(uid), uid, self._ask_read(uid, start, length))
+        reply_to = self._env.control_address
+        return await self._ask(uid, lambda call: ReadResult(call, reply_to, uid, start, length))
 
     async def purge(self, uid: str) -> None:
         """Drop a result; raises as ``open``."""
-        await self._call(
-            await self._holder(uid), uid, lambda call: PurgeResult(call, self._control_address, uid)
+        await self._ask(uid, lambda call: PurgeResult(call, self._env.control_address, uid))
+
+    async def describe(self, uid: str) -> RequestStatus:
+        """How a request ended, as the stores know it; raises ``open``'s errors but the request's own."""
+        node, described = await self._find(uid)
+        self.note(uid, node.node_id)
+        failure = described.failure
+        state = RequestState.FINISHED
+        if failure is not None:
+            is_cancelled = failure.get("error") == "RequestCancelled"
+            state = RequestState.CANCELLED if is_cancelled else RequestState.FAILED
+        return RequestStatus(
+            uid=uid,
+            workflow=described.workflow,
+            state=state,
+            accepted_at=uid_time(uid),
+            deadline_at=None,
+            finished_at=described.stored_at,
+            stages={},
+            error=failure,
+            result_bytes=described.result_bytes if failure is None else None,
+            content_type=described.content_type if failure is None else None,
         )
 
-    def _ask_read(self, uid: str, start: int, length: int) -> Ask:
-        return lambda call: ReadResult(call, self._control_address, uid, start, length)
-
-    async def _holder(self, uid: str) -> NodeRoute:
-        node_id = self._stored_at.get(uid)
-        if node_id is None:
-            return await self._find(uid)
-        node = self._env.routes.table.node(node_id)
-        if node is None:
-            raise NotReady(f"the node {node_id} that stores the result of {uid} is not there", uid=uid)
-        return node
-
-    async def _find(self, uid: str) -> NodeRoute:
-        """Ask the stores one after the other, the likeliest first."""
-        stores = {node.node_id: node for node in self._env.routes.table.nodes if "store" in node.roles}
-        silent: OnePieceError | None = None
-        while stores:
-            node = stores.pop(rendezvous(uid, stores))
+    async def _ask(self, uid: str, ask: Ask) -> ResultPiece:
+        """Ask the node that has it; if that one is silent or does not know, look where else it is."""
+        known = self._env.routes.table.node(self._stored_at.get(uid, ""))
+        if known is not None:
             try:
-                await self._call(node, uid, self._ask_read(uid, 0, 0))
-            except UnknownRequest:
+                return await self._call(known, uid, ask)
+            except (NotReady, UnknownRequest):
+                self._stored_at.pop(uid, None)
+        node, _ = await self._find(uid)
+        self.note(uid, node.node_id)
+        return await self._call(node, uid, ask)
+
+    async def _find(self, uid: str) -> tuple[NodeRoute, ResultDescribed]:
+        """The node that has what is stored of a request; the stores are asked one by one, likeliest first."""
+        stores = {node.node_id: node for node in self._env.routes.table.nodes if "store" in node.roles}
+        missing: OnePieceError | None = None
+        if not stores:
+            missing = NotReady("no node with the role store is there; results cannot be looked up", uid=uid)
+        for name in ranked(uid, stores):
+            try:
+                described = await self._describe_at(stores[name], uid)
+            except NodeUnreachable as error:
+                missing = NotReady(error.message, uid=uid)
                 continue
-            except NotReady as error:
-                silent = error
-                continue
-            self.note(uid, node.node_id)
-            return node
-        raise silent or UnknownRequest(
+            if described.error is None:
+                return stores[name], described
+            refusal = OnePieceError.from_wire(described.error)
+            if not isinstance(refusal, UnknownRequest):
+                raise refusal
+        raise missing or UnknownRequest(
             f"no request {uid!r} is known here, and no result of it is stored; it may have ended long ago",
             uid=uid,
         )
 
+    async def _describe_at(self, node: NodeRoute, uid: str) -> ResultDescribed:
+        address, reply_to = f"{node.address}/{CONTROL_REGION}", self._env.control_address
+        return await self._calls.ask(
+            ResultDescribed,
+            lambda call: self._env.outbox.post(address, DescribeResult(call, reply_to, uid)),
+            what=f"{node.node_id} was asked for the result of {uid}",
+            timeout_seconds=_FIND_SECONDS,
+        )
+
     async def _call(self, node: NodeRoute, uid: str, ask: Ask) -> ResultPiece:
-        number = next(self._env.call_numbers)
-        answer: asyncio.Future[ResultPiece] = asyncio.get_running_loop().create_future()
-        self._calls[number] = answer
+        address = f"{node.address}/{CONTROL_REGION}"
         try:
-            self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", ask(number))
-            async with asyncio.timeout(_READ_SECONDS):
-                piece = await answer
-        except TimeoutError:
-            raise NotReady(
-                f"{node.node_id} did not answer within {_READ_SECONDS:.0f} s for the result of {uid}", uid=uid
-            ) from None
-        finally:
-            del self._calls[number]
+            piece = await self._calls.ask(
+                ResultPiece,
+                lambda call: self._env.outbox.post(address, ask(call)),
+                what=f"{node.node_id} was asked for the result of {uid}",
+                timeout_seconds=_READ_SECONDS,
+            )
+        except NodeUnreachable as error:
+            raise NotReady(error.message, uid=uid) from error
         if piece.error is not None:
             raise OnePieceError.from_wire(piece.error)
         return piece
-
-    def _on_piece(self, piece: ResultPiece) -> None:
-        answer = self._calls.get(piece.call)
-        if answer is not None and not answer.done():
-            answer.set_result(piece)
 
 
 @define(eq=False)

@@ -17,17 +17,20 @@ from onepiece.messages import (
     STORE,
     STORE_REGION,
     Consumed,
+    DescribeResult,
     PurgeResult,
     ReadResult,
     RequestErrored,
+    ResultDescribed,
     ResultInput,
     ResultPiece,
     ResultStored,
+    StoreFailure,
 )
 from onepiece.node.control import ControlService
 from onepiece.node.record_service import RecordService
 from onepiece.runtime.environment import Environment
-from onepiece.store import PutOutcome, RequestLog, ResultStore
+from onepiece.store import PutOutcome, RecordKind, RequestLog, ResultStore
 from onepiece.types import BYTES
 from transports import Delivery, Geometry, Receiver
 
@@ -50,6 +53,8 @@ class StoreService:
         """Answer reads and purges that come as control messages."""
         control.on(ReadResult, self._on_read)
         control.on(PurgeResult, self._on_purge)
+        control.on(DescribeResult, lambda ask: self._tasks.create_task(self._describe(ask)))
+        control.on(StoreFailure, lambda failure: self._tasks.create_task(self._store_failure(failure)))
         self._records.attach(control)
 
     def _on_read(self, ask: ReadResult) -> None:
@@ -104,6 +109,9 @@ class StoreService:
             )
             if outcome is PutOutcome.ALREADY:
                 record = await self._store.meta(header.uid)
+                if record.kind is RecordKind.ERROR:
+                    # It was cancelled, say, by an owner that has died since: that stands.
+                    raise OnePieceError.from_wire(record.meta)
                 total_bytes, content_type = record.total_bytes, record.content_type
             else:
                 total_bytes, content_type = len(value), header.content_type
@@ -122,6 +130,29 @@ class StoreService:
             owner,
             ResultStored(header.uid, self._env.node_id, total_bytes, content_type, header.trail),
         )
+
+    async def _store_failure(self, failure: StoreFailure) -> None:
+        try:
+            await self._store.put_error(
+                failure.uid, {**failure.error, "workflow": failure.workflow}, now=self._env.now()
+            )
+        except OnePieceError as error:
+            get_logger().warning("failure_not_stored", request=failure.uid, error=error.message)
+
+    async def _describe(self, ask: DescribeResult) -> None:
+        try:
+            record = await self._store.meta(ask.uid)
+            answer = ResultDescribed(
+                ask.call,
+                str(record.meta.get("workflow", "")),
+                record.stored_at,
+                record.total_bytes,
+                record.content_type,
+                record.meta if record.kind is RecordKind.ERROR else None,
+            )
+        except OnePieceError as error:
+            answer = ResultDescribed(ask.call, error=error.to_wire())
+        self._env.outbox.post(ask.reply_to, answer)
 
     async def _answer(self, ask: ReadResult) -> None:
         length = min(ask.length, RESULT_PIECE_BYTES_MAX)

@@ -143,7 +143,12 @@ class Chaos:
         return judge(self.stream.submissions, self.kills)
 
     def _start(self) -> None:
-        common = ("--lease-seconds", f"{LEASE_SECONDS}", "--heartbeat-seconds", f"{HEARTBEAT_SECONDS}")
+        common: tuple[str, ...] = (
+            "--lease-seconds",
+            f"{LEASE_SECONDS}",
+            "--heartbeat-seconds",
+            f"{HEARTBEAT_SECONDS}",
+        )
         common += ("--store-bytes", "4096MiB", "--drain-seconds", "30")
         workflow = ("--workflow", "simulations.chaos.workflow:diamond", "--workers", f"{WORKERS}")
         manager = self._add("manager", "manager,store", *common, *workflow)
@@ -240,7 +245,6 @@ def report(verdict: Verdict, chaos: Chaos) -> str:
     """What is printed at the end."""
     failed = ", ".join(f"{count} {name}" for name, count in sorted(verdict.failed.items())) or "none"
     faults = ", ".join(f"{count} x {kind}" for kind, count in sorted(chaos.done.items()))
-    recovered = verdict.recoveries
     lines = [
         f"faults              {faults}",
         f"submitted           {verdict.submitted}",
@@ -251,10 +255,8 @@ def report(verdict: Verdict, chaos: Chaos) -> str:
         f"duplicated          {verdict.duplicated}",
         f"corrupt             {verdict.corrupt}",
         f"stage runs          {verdict.stage_runs}, of which {verdict.repeated} repeated",
-        f"recovery            {len(recovered)} stages: p50 {percentile(recovered, 0.5):.1f} s, "
-        f"p99 {percentile(recovered, 0.99):.1f} s, worst {percentile(recovered, 1.0):.1f} s",
-        f"latency             p50 {percentile(verdict.latencies, 0.5):.1f} s, "
-        f"worst {percentile(verdict.latencies, 1.0):.1f} s",
+        f"recovery            {_spread(verdict.recoveries)}",
+        f"latency             {_spread(verdict.latencies)}",
     ]
     for node in chaos.nodes:
         if node.ended_by_itself:
@@ -266,3 +268,9 @@ def report(verdict: Verdict, chaos: Chaos) -> str:
             lines += [f"{each.uid} seed {each.seed}: {each.end}"]
             lines += [f"    {text}" for text in dict.fromkeys(each.trouble)]
     return "\n".join(lines)
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    shares = (("p50", 0.5), ("p99", 0.99), ("worst", 1.0))
+    told = ", ".join(f"{name} {percentile(seconds, share):.1f} s" for name, share in shares)
+    return f"{told} ({len(seconds)})"

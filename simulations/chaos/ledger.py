@@ -92,9 +92,7 @@ class Verdict:
 
 def judge(submissions: Sequence[Submission], kills: Sequence[Kill]) -> Verdict:
     """Count what became of the requests."""
-    starts = [
-        Counter(event.stage for event in each.events if event.kind == STARTED) for each in submissions
-    ]
+    starts = [Counter(event.stage for event in each.events if event.kind == STARTED) for each in submissions]
     ended = [each for each in submissions if each.ended_at is not None]
     return Verdict(
         submitted=len(submissions),
@@ -121,7 +119,9 @@ def recoveries(submission: Submission, kills: Sequence[Kill]) -> Iterable[float]
             if event.kind != STARTED or event.node != kill.node:
                 continue
             again = (
-                later.at for later in events if later.at > kill.at and (later.stage, later.kind) == (stage, STARTED)
+                later.at
+                for later in events
+                if later.at > kill.at and (later.stage, later.kind) == (stage, STARTED)
             )
             found = next(again, None)
             if found is not None:

@@ -84,7 +84,7 @@ class ChaosNode:
             if self._ready["http"] is not None:
                 places += ["--http", self.http.removeprefix("http://")]
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and options
                 [
                     *(sys.executable, "-m", "onepiece.node", "--name", self.name),
                     *("--roles", ",".join(sorted(self.roles))),

@@ -127,7 +127,9 @@ class Stream:
         size, seed = self.load.payload_bytes, submission.seed
         wanted = synthetic.pattern(seed, synthetic.DIAMOND_STAGES[-1], size)
         digest, payload = _parts(outcome)
-        is_right = digest == synthetic.expected_digest("diamond", size, seed) and np.array_equal(payload, wanted)
+        is_right = digest == synthetic.expected_digest("diamond", size, seed) and np.array_equal(
+            payload, wanted
+        )
         submission.is_corrupt |= not is_right
 
     async def _compare(self, submission: Submission, name: str, proxy: Client) -> None:
