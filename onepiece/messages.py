@@ -35,6 +35,7 @@ KIND_CONTROL: Final = 1
 KIND_STAGE_INPUT: Final = 2
 KIND_RESULT: Final = 3
 KIND_RECORD: Final = 4
+KIND_COPY: Final = 5
 
 
 @register
