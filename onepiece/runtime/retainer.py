@@ -6,7 +6,7 @@ node's own, reads it back when it must be sent again, and lets stages wait for r
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from attrs import frozen
@@ -71,6 +71,15 @@ class Retainer:
             "memory_bytes": self._table.memory_bytes,
             "disk_bytes": self._table.disk_bytes,
         }
+
+    def keys(self) -> Iterable[OutputKey]:
+        """What is held, oldest first."""
+        return self._table.keys()
+
+    def check_invariants(self) -> None:
+        """What is held agrees with what is known of it."""
+        self._table.check_invariants()
+        assert self._targets.keys() == set(self._table.keys())
 
     def hold(self, key: OutputKey, target: Target, packed: Packed) -> None:
         """Retain an output from now on."""
