@@ -189,7 +189,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def __init__(self, rng: Random, on_exception: _ExceptionHandler) -> None:
         self.world = Process(self, "world")
         self._rng = rng
-        self._on_exception = on_exception
+        self.on_exception = on_exception
         self._now = 0.0
         self._processes: list[Process] = [self.world]
         self._timers: list[tuple[float, int, _Timer]] = []
@@ -199,6 +199,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._is_running = False
         self._is_closed = False
         self._steps_at_once = 0
+        self.steps = 0
+        """How many steps all processes have run."""
 
     # --- processes and time --------------------------------------------------------------------
 
@@ -313,7 +315,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Somebody failed, and nobody waits for it."""
-        self._on_exception(context)
+        self.on_exception(context)
 
     default_exception_handler = call_exception_handler
 
@@ -360,6 +362,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         step = process.next_step()
         if step is None:
             return
+        self.steps += 1
         self._steps_at_once += 1
         if self._steps_at_once > STEPS_AT_ONE_MOMENT_MAX:
             raise Stuck(f"{process.name} and others run step after step at {self._now:.6f}; now {step!r}")
@@ -387,3 +390,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 def virtual_loop(rng: Random, on_exception: _ExceptionHandler) -> VirtualLoop:
     """A loop for one run; as ``VirtualLoop``."""
     return VirtualLoop(rng, on_exception)  # type: ignore[abstract]  # no sockets, files or threads on purpose
+
+
+def branch(rng: Random) -> Random:
+    """A source of chance of its own, so that what one part draws does not change what others draw."""
+    return Random(rng.random())  # noqa: S311  # a run must be repeatable, not secret

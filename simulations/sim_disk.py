@@ -1,4 +1,4 @@
-"""Simulated disks: real store files, whose jobs take time, are refused when the disk is full, and end in a crash.
+"""Simulated disks: real store files, whose jobs take time, and may be refused or cut off.
 
 The files are LMDB's own, in a directory in memory. A job is done in one step, some time after it was
 asked for, so a crash comes between two jobs: what was acknowledged is there afterwards; of what was only
@@ -28,7 +28,7 @@ _ClosableT = TypeVar("_ClosableT", bound=Closable)
 
 _READING: Final = frozenset(
     {"record", "chunk", "stats", "check_readers", "check_invariants", "orphans", "entry", "body", "totals"}
-    | {"file_bytes"}
+    | {"file_bytes", "records", "scan"}
 )
 """Jobs that write nothing; a full disk does not mind them."""
 
@@ -46,6 +46,8 @@ class SimDisk:
         self.path = path
         self.is_full = False
         self.manager_state = ManagerState()
+        self.on_job: Callable[[SimDisk, tuple[Any, ...], Any], None] = lambda *_: None
+        """Told of each job that was done: what it was given, and what it returned."""
         self._rng = rng
         self._seconds = seconds
         self._jobs: list[SimJobs] = []
@@ -147,10 +149,13 @@ class SimJobs:
             self._schedule()
         return done
 
-    def _on_disk(self, name: str, job: Callable[[], _T]) -> _T:
-        if name not in _READING:
-            self._disk.check_room()
-        return job()
+    def _on_disk(self, name: str, job: "partial[_T]") -> _T:
+        if name in _READING:
+            return job()
+        self._disk.check_room()
+        found = job()
+        self._disk.on_job(self._disk, (name, *job.args), found)
+        return found
 
     def _schedule(self) -> None:
         asyncio.get_running_loop().call_later(self._disk.latency(), self._next)

@@ -22,7 +22,7 @@ from onepiece.node.parts import NodeParts
 from onepiece.node.proxy_service import ProxyService
 from onepiece.runtime.devices import DeviceThreads
 from onepiece.workflow import Workflow
-from simulations.loop import Process, VirtualLoop
+from simulations.loop import Process, VirtualLoop, branch
 from simulations.sim_disk import SimDisk
 from simulations.sim_network import Network
 from simulations.sim_stages import KILL
@@ -34,6 +34,8 @@ _Answer = TypeVar("_Answer")
 
 EPOCH: Final = 1_800_000_000.0
 """When the world begins, on a wall clock that is right."""
+RESTART_SECONDS: Final = 3.0
+"""When a node that a stage has ended is started again."""
 BURIAL_SECONDS: Final = 90.0
 """How long a process that was cut off may take to give its memory back."""
 
@@ -87,12 +89,15 @@ class SimMachine:
         assert options.name is not None, "machines have names"
         self.name = options.name
         self.wall_offset = wall_offset
-        self.disk = SimDisk(world.directory / self.name, Random(world.rng.random()), disk_seconds)
+        self.disk = SimDisk(world.directory / self.name, branch(world.rng), disk_seconds)
         self.lives = 0
+        self.deaths: list[float] = []
+        """When its processes died, or were stopped."""
         self._options = evolve(options, state_dir=self.disk.path)
         self._world = world
         self._host = world.network.host(self.name)
         self._life: _Life | None = None
+        self._restarts = False
         self._ended = asyncio.Event()
         self._ended.set()
         self._background = Background(self._failed)
@@ -137,7 +142,7 @@ class SimMachine:
         self._background.start(self._bury(life))
 
     async def _live(self, life: _Life) -> None:
-        KILL.set(lambda: self.kill(why="a stage ended its process", silently=False))
+        KILL.set(self._kill_by_stage)
         try:
             async with open_node(self._options, life.stop, self._parts()) as node, life.calls:
                 life.node = node
@@ -166,6 +171,9 @@ class SimMachine:
         loop.remove_process(life.process)
         self._life = None
         self._ended.set()
+        if self._restarts:
+            self._restarts = False
+            self._world.loop.at(loop.now + RESTART_SECONDS, self.start)
 
     def stop(self) -> None:
         """Have the node drain and leave."""
@@ -187,8 +195,14 @@ class SimMachine:
         for task in self._world.loop.tasks_of(life.process):
             task.cancel()
 
+    def _kill_by_stage(self) -> None:
+        """A stage has taken its process along; somebody starts another one soon."""
+        self.kill(why="a stage has ended its process", silently=False)
+        self._restarts = True
+
     def _cut_off(self, life: _Life) -> None:
         life.is_dead = True
+        self.deaths.append(self._world.loop.now)
         for answer in life.answers:
             self._world.loop.at(self._world.network.arrival(), _fail, answer, "the connection was reset")
         life.answers.clear()
@@ -269,7 +283,8 @@ class SimMachine:
             try:
                 found = await work(proxy)
             except OnePieceError as error:
-                self._answer(life, answer, lambda: answer.set_exception(error))
+                told = error
+                self._answer(life, answer, lambda: answer.set_exception(told))
             else:
                 self._answer(life, answer, lambda: answer.set_result(found))
 
@@ -290,7 +305,7 @@ class SimMachine:
         return NodeParts(
             now=self.wall_clock,
             monotonic=world.loop.time,
-            rng=Random(world.rng.random()),
+            rng=branch(world.rng),
             host_name=lambda: self.name,
             process_id=self.lives,
             find_transport=lambda address: transport,

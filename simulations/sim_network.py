@@ -161,6 +161,7 @@ class Lane:
             self._is_waiting = True
             self._network.when_healed(self._source, self._target, self._go_on)
         elif self._under_way[0].due <= self._network.loop.now:
+            self._network.on_arrival(self._source.name, self._target.name)
             self._under_way.popleft().arrive()
             self._await_head()
         else:
@@ -262,10 +263,18 @@ class Network:
         loop: The world's loop.
         rng: Draws delays and the fate of what is under way.
         weather: How it behaves.
+        on_arrival: Told whenever something gets from one host to another.
     """
 
-    def __init__(self, loop: VirtualLoop, rng: Random, weather: Weather) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        rng: Random,
+        weather: Weather,
+        on_arrival: Callable[[str, str], None] = lambda *_: None,
+    ) -> None:
         self.loop = loop
+        self.on_arrival = on_arrival
         self.rng = rng
         self.weather = weather
         self.slowness = 1.0

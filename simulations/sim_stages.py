@@ -1,4 +1,4 @@
-"""Workflows for the simulated cluster: they take virtual time and check every byte they are given.
+r"""Workflows for the simulated cluster: they take virtual time and check every byte they are given.
 
 ::
 
@@ -61,7 +61,10 @@ def seal(received: list[str], sender: str, payload: bytes) -> str:
 
 def expected(workflow_name: str, seed: int, payload_bytes: int) -> str:
     """The digest that a workflow must return."""
-    chain = {"line": [["begin"], ["middle"], ["finish"]], "diamond": [["split"], ["left", "right"], ["merge"]]}
+    chain = {
+        "line": [["begin"], ["middle"], ["finish"]],
+        "diamond": [["split"], ["left", "right"], ["merge"]],
+    }
     received: list[str] = []
     for rank in chain[workflow_name]:
         received = [seal(received, name, pattern(seed, name, payload_bytes)) for name in rank]

@@ -4,14 +4,12 @@ import hashlib
 import re
 from collections import deque
 from collections.abc import Mapping
-from struct import Struct
 from typing import Any, Final
 
 from simulations.loop import VirtualLoop
 
 STORY_LINES_MAX: Final = 4000
 
-_ARRIVAL: Final = Struct("<dII")
 _MEMORY_ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
 
 
@@ -31,9 +29,9 @@ class Trace:
         """The same in two runs exactly if all that was told and sent is the same."""
         return self._hash.hexdigest()
 
-    def arrived(self, wire: int, steps: int) -> None:
-        """Something has arrived on a wire."""
-        self._hash.update(_ARRIVAL.pack(self._loop.now, wire, steps & 0xFFFFFFFF))
+    def arrived(self, source: str, target: str) -> None:
+        """Something has got from one host to another."""
+        self._hash.update(f"{self._loop.now!r} {source} {target}".encode())
 
     def tell(self, who: str, what: str) -> None:
         """Add a line to the story."""

@@ -1,0 +1,206 @@
+"""What must hold in a simulated cluster, looked at while it runs and at its end.
+
+All along: no value is stored under a UID but the one that its request must give; the tables of owners and
+of what is retained agree with themselves. (The machines of ``onepiece.core`` and the clients check more.)
+
+Once the faults are over: every client is told how its request ended, and every proxy tells it the same;
+each error has a cause among the faults; nothing is left of a request but its end.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from onepiece.codec import value_from_bytes
+from onepiece.errors import NotReady, OwnedElsewhere, UnknownRequest
+from onepiece.node.node import Node
+from onepiece.store import LogEntry, PutOutcome, RecordKind, StoredRecord
+from simulations.loop import VirtualLoop
+from simulations.sim_clients import Clients, Ending, Request
+from simulations.sim_disk import SimDisk
+from simulations.sim_faults import Faults
+from simulations.sim_machine import SimMachine, Unreachable
+from simulations.sim_trace import Trace
+
+SETTLE_SECONDS: Final = 180.0
+"""How long after the last fault everything must have settled."""
+LOOK_SECONDS: Final = 1.0
+
+
+class Checks:
+    """The checks of one run."""
+
+    def __init__(self, loop: VirtualLoop, machines: Sequence[SimMachine], trace: Trace) -> None:
+        self._loop = loop
+        self._machines = list(machines)
+        self._trace = trace
+        self._values: dict[str, Ending] = {}
+        """What was stored under each UID first, on whatever disk."""
+        self._holders: dict[str, dict[SimDisk, None]] = {}
+        """Disks that hold a result or an error, by UID."""
+        self._records: dict[str, dict[SimDisk, None]] = {}
+        """Disks that hold the record of a request that has not ended, by UID."""
+        for machine in machines:
+            machine.disk.on_job = self._on_job
+
+    # --- what the disks hold -------------------------------------------------------------------
+
+    def _on_job(self, disk: SimDisk, job: tuple[Any, ...], found: Any) -> None:
+        match job:
+            case ("put", StoredRecord() as record, chunks, *_) if found is PutOutcome.STORED:
+                self._stored(disk, record, b"".join(chunks))
+            case ("purge" | "put_tombstone", *_):
+                pass
+            case ("put", LogEntry() as entry, *_) if found == entry.uid:
+                self._records.setdefault(entry.uid, {})[disk] = None
+            case ("remove", str() as uid, *_):
+                self._records.get(uid, {}).pop(disk, None)
+            case _:
+                pass
+
+    def _stored(self, disk: SimDisk, record: StoredRecord, value: bytes) -> None:
+        if record.uid.startswith("retained-"):
+            return
+        self._holders.setdefault(record.uid, {})[disk] = None
+        if record.kind is RecordKind.RESULT:
+            ending = Ending(str(value_from_bytes(value)), is_result=True)
+        else:
+            ending = Ending(str(record.meta.get("error")), is_result=False)
+        first = self._values.setdefault(record.uid, ending)
+        if first.is_result and ending.is_result and first != ending:
+            self._trace.fail(f"two results of {record.uid} are stored: {first}, and then {ending}")
+
+    def may_wipe(self, disk: SimDisk) -> bool:
+        """Whether everything on this disk is on another one, too: no promise covers the loss of all copies."""
+        held = (*self._holders.values(), *self._records.values())
+        return all(len(disks) > 1 for disks in held if disk in disks)
+
+    def wiped(self, disk: SimDisk) -> None:
+        """This disk is empty now."""
+        for disks in (*self._holders.values(), *self._records.values()):
+            disks.pop(disk, None)
+
+    # --- all along -----------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Look at every node now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for machine in self._machines:
+                node = machine.node
+                if node is None:
+                    continue
+                try:
+                    node.env.retainer.check_invariants()
+                    if node.proxy is not None:
+                        node.proxy.owner.table.check_invariants()
+                except AssertionError as error:
+                    self._trace.fail(f"an invariant of {machine.name} is broken: {error!r}")
+
+    # --- once the faults are over --------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Wait until nothing is left of any request but its end."""
+        give_up_at = self._loop.now + SETTLE_SECONDS
+        while left := self._left():
+            if self._loop.now >= give_up_at:
+                for what in left:
+                    self._trace.fail(f"{SETTLE_SECONDS:.0f} s after the last fault {what}")
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+        await self._flush()
+
+    def _left(self) -> list[str]:
+        """What has not settled, in words."""
+        found: list[str] = []
+        for machine in self._machines:
+            node = machine.node
+            if node is None:
+                found.append(f"{machine.name} does not run")
+                continue
+            found += [f"{machine.name} {what}" for what in _left_at(node)]
+        for uid, disks in self._records.items():
+            if disks:
+                names = ", ".join(self._name_of(disk) for disk in disks)
+                found.append(f"the record of {uid} is still kept on {names}")
+        return found
+
+    def _name_of(self, disk: SimDisk) -> str:
+        return next(machine.name for machine in self._machines if machine.disk is disk)
+
+    async def _flush(self) -> None:
+        """What nodes have to say to one another must get through."""
+        for machine in self._machines:
+            node, process = machine.node, machine.process
+            assert node is not None, "it has settled"
+            assert process is not None, "it has settled"
+            flushing = process.start(node.env.outbox.flushed(), "flush")
+            await asyncio.wait([flushing], timeout=SETTLE_SECONDS)
+            if not flushing.done():
+                self._trace.fail(f"what {machine.name} has sent is not taken after {SETTLE_SECONDS:.0f} s")
+                flushing.cancel()
+
+    async def judge(self, clients: Clients, faults: Faults) -> None:
+        """Every proxy knows how each request ended, says the same as all others, and has a reason."""
+        for request in clients.requests:
+            if request.uid is None:
+                continue
+            for machine in self._machines:
+                if machine.node is not None and machine.node.proxy is not None:
+                    await self._ask(request, machine, clients)
+            for ending in request.endings:
+                why = _without_cause(request, ending, faults)
+                if why is not None:
+                    said = "; ".join(request.messages)
+                    self._trace.fail(f"{request.uid} has ended in {ending} ({said}), though {why}")
+
+    async def _ask(self, request: Request, machine: SimMachine, clients: Clients) -> None:
+        try:
+            ending = await clients.ask(request, machine)
+        except (NotReady, OwnedElsewhere, UnknownRequest, Unreachable) as error:
+            self._trace.fail(f"{machine.name} does not know how {request.uid} ended: {error!r}")
+            return
+        if ending is None:
+            self._trace.fail(f"{request.uid} has not ended, says {machine.name}")
+        else:
+            clients.note(request, ending, machine.name)
+
+
+def _left_at(node: Node) -> list[str]:
+    found = []
+    if node.proxy is not None and (live := node.proxy.owner.table.live_uids()):
+        found.append(f"owns requests that have not ended: {', '.join(live)}")
+    retained = node.env.retainer.metrics()["outputs"]
+    if retained:
+        found.append(f"retains {retained} outputs: {', '.join(map(str, node.env.retainer.keys()))}")
+    if node.env.owners:
+        found.append(f"knows owners of requests that have ended: {', '.join(node.env.owners)}")
+    if node.host is not None:
+        found += [
+            f"has work for {report.stage}: {report.queued} queued, {report.running} running"
+            for report in node.host.reports()
+            if report.queued or report.running
+        ]
+    return found
+
+
+def _without_cause(request: Request, ending: Ending, faults: Faults) -> str | None:
+    """Why this ending has no cause, in words; None if it has one."""
+    wish = request.wish
+    if ending.is_result:
+        return None if wish.failure == "none" else "its stage was asked to fail"
+    accepted_at = request.accepted_at or 0.0
+    losses = faults.losses_since(accepted_at)
+    match ending.what:
+        case "RequestCancelled":
+            return None if request.was_cancelled else "nobody has cancelled it"
+        case "DeadlineExceeded":
+            return None if wish.timeout_seconds < SETTLE_SECONDS else "its deadline is far away"
+        case "StageFailed" if wish.failure != "none":
+            return None
+        case "StageFailed" | "NodeLost":
+            return None if losses > 1 else f"only {losses} nodes were lost"
+        case "StoreFull":
+            return None if faults.losses.full else "no disk was full"
+        case _:
+            return "nothing that was done to the cluster leads to that"
