@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from attrs import define, evolve, field
 
-from onepiece.codec import CodecError
 from onepiece.core.admission import RequestBudget
 from onepiece.core.request import (
     Accepted,
@@ -140,6 +139,9 @@ class ProxyService:
 
     def _admit(self, workflow: str) -> WorkflowGraph:
         graph = self._env.routes.graphs.get(workflow)
+        if graph is None and workflow in self._env.routes.unusable:
+            why = self._env.routes.unusable[workflow]
+            raise NotReady(f"{self._env.node_id} cannot serve {workflow}: {why}", workflow=workflow)
         if graph is None:
             known = ", ".join(sorted(self._env.routes.graphs)) or "none"
             raise UnknownWorkflow(
@@ -157,6 +159,7 @@ class ProxyService:
         """Whether requests can be served now, and what is missing."""
         table = self._env.routes.table
         waiting = list(table.waiting_for())
+        waiting += [f"{name}: {reason}" for name, reason in self._env.routes.unusable.items()]
         if not table.workflows:
             waiting.append("no workflow is registered yet")
         ready = not waiting and not self.draining
@@ -245,8 +248,15 @@ class ProxyService:
             targets = dict(_input_targets(graph, header))
             packed = {name: target.pack(inputs) for name, target in targets.items()}
             heading = await self._deliver.deliver(targets, packed)
-        except (OnePieceError, CodecError) as error:
+        except OnePieceError as error:
             self._handle(RequestBroke(header.uid, None, self._env.node_id, error.to_wire()))
+            return
+        except Exception:  # noqa: BLE001 - a bug of ours must end this request, not the node
+            get_logger().exception("inputs_not_sent", uid=header.uid)
+            lost = OnePieceError(
+                f"the inputs of {header.uid} could not be sent; the proxy's log has the cause"
+            )
+            self._handle(RequestBroke(header.uid, None, self._env.node_id, lost.to_wire()))
             return
         self._handle(InputsSent(header.uid, heading))
 

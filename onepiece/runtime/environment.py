@@ -12,7 +12,7 @@ from onepiece.graph import WorkflowGraph
 from onepiece.limits import REPORT_LINGER_SECONDS
 from onepiece.messages import RequestErrored, StageReport
 from onepiece.runtime.outbox import Outbox
-from transports import Listener
+from transports import Address, Listener
 
 
 class Routes:
@@ -21,12 +21,17 @@ class Routes:
     def __init__(self) -> None:
         self.table = RouteTable(RouteEpoch(0, 0))
         self.graphs: Mapping[str, WorkflowGraph] = {}
+        self.unusable: Mapping[str, str] = {}
+        """Registered workflows that this node cannot use, and why: it has another version, for example."""
         self._changed = asyncio.Event()
 
-    def update(self, table: RouteTable, graphs: Mapping[str, WorkflowGraph]) -> None:
+    def update(
+        self, table: RouteTable, graphs: Mapping[str, WorkflowGraph], unusable: Mapping[str, str]
+    ) -> None:
         """Take a newer table and wake who waits."""
         self.table = table
         self.graphs = graphs
+        self.unusable = unusable
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -49,6 +54,8 @@ class Environment:
     """The node as its actors see it."""
 
     node_id: str
+    address: Address
+    """Where other nodes reach it; the listener may be bound to all addresses of the machine."""
     listener: Listener
     outbox: Outbox
     routes: Routes

@@ -124,8 +124,9 @@ class StageActor:
     async def run(self) -> None:
         """Live from loading to unloading; raises only what is a bug of ours."""
         geometry = Geometry(slot_count=_SLOTS, payload_bytes=self.env.inbox_bytes, session_count=_SLOTS)
-        async with open_receiver(self.env.listener, f"actor/{self.actor_id}", geometry) as inbox:
-            self.address = str(inbox.address)
+        region = f"actor/{self.actor_id}"
+        async with open_receiver(self.env.listener, region, geometry) as inbox:
+            self.address = str(self.env.address.region(region))
             async with asyncio.TaskGroup() as tasks:
                 try:
                     if await self._load(tasks):

@@ -161,12 +161,12 @@ def test_finished_stage_tells_its_costs(api: Api) -> None:
 )
 def test_stage_that_ends_badly_is_loaded_anew(api: Api, fault: str, cause: str) -> None:
     """Its request fails with the cause named; the next one runs in a new life of the stage (fault 30)."""
-    before = api.run("breakable")
-    error = api.failed(api.submit("breakable", {"fault": fault}))
+    before = api.result(api.submit_patiently("breakable"))
+    error = api.failed(api.submit_patiently("breakable", {"fault": fault}))
     assert error["error"] == "StageFailed"
     assert error["fields"]["cause"] == cause
     assert "fragile" in error["message"]
-    assert api.run("breakable") > before
+    assert api.result(api.submit_patiently("breakable")) > before
 
 
 def test_stage_that_raises_keeps_its_state(api: Api) -> None:
