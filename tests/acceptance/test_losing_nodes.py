@@ -122,6 +122,15 @@ def test_stopped_worker_joins_anew(trio: NodeSet) -> None:
     assert api.run("chain").digest == expected_digest("chain")
 
 
+def test_busy_stage_does_not_cost_its_node_the_lease(trio: NodeSet) -> None:
+    """A stage that computes in pure Python for longer than the lease leaves the heartbeats alone."""
+    api = trio.api()
+    before = {node_id: node["incarnation"] for node_id, node in api.nodes().items()}
+    busy = {"seconds": [0.0, 2.5, 0.0], "cost": "spin", "steps": 1}
+    assert api.run("chain", busy).digest == expected_digest("chain")
+    assert {node_id: node["incarnation"] for node_id, node in api.nodes().items()} == before
+
+
 def test_deaths_under_load(trio: NodeSet) -> None:
     """While workers die and come, every request ends: with its own result, or an error that says why."""
     over = threading.Event()

@@ -1,5 +1,6 @@
 """Nodes that start: what is refused, with which words and status, and what comes up in spite of all."""
 
+import json
 import socket
 import textwrap
 from pathlib import Path
@@ -52,18 +53,19 @@ def test_listening_beyond_the_machine_needs_a_secret() -> None:
 
 
 def test_flag_wins_over_environment_over_file(tmp_path: Path) -> None:
-    """A node that is told three names takes the flag's, without it the variable's, then the file's."""
+    """A node takes its name from the flag, its log's form from the variable, the rest from the file."""
     file = tmp_path / "node.toml"
-    file.write_text('name = "from-file"\n')
-    environment = {"ONEPIECE_CONFIG": str(file)}
+    file.write_text('name = "from-file"\nlog_json = false\nroles = ["manager"]\n')
+    environment = {
+        "ONEPIECE_CONFIG": str(file),
+        "ONEPIECE_NAME": "from-environment",
+        "ONEPIECE_LOG_JSON": "true",
+    }
     with open_set(tmp_path / "set") as a_set:
-        by_file = a_set.start(*ALL_IN_ONE, environment=environment)
-        environment |= {"ONEPIECE_NAME": "from-environment"}
-        by_variable = a_set.start(*ALL_IN_ONE, environment=environment)
-        by_flag = a_set.start(*ALL_IN_ONE, "--name", "from-flag", environment=environment)
-        assert by_file.node_id == "from-file"
-        assert by_variable.node_id == "from-environment"
-        assert by_flag.node_id == "from-flag"
+        node = a_set.start("--name", "from-flag", environment=environment)
+        assert node.node_id == "from-flag"
+        assert node.wait_listening()["http"] is None, "only the role manager was asked for"
+        assert json.loads(node.log().splitlines()[0])["event"]
 
 
 # --- addresses ---------------------------------------------------------------------------------
