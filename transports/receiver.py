@@ -111,6 +111,7 @@ class Receiver:
         self._fencing = False
         self._hashing = False
         self._sessions_ended = 0
+        self._notifications = 0
         self._ready: deque[Delivery] = deque()
         self._deferred: list[Callable[[], None]] = []
         self._failure: BaseException | None = None
@@ -196,7 +197,7 @@ class Receiver:
                 name,
                 self._geometry.region_bytes,
                 accept=self._accept,
-                on_notify=self._wake,
+                on_notify=self._notified,
                 on_session_lost=self._lost,
             )
             run_on_region(self._consumer.initialise(), self._region.view)
@@ -217,6 +218,10 @@ class Receiver:
             geometry=self._geometry,
         )
         return Accepted(session, welcome.to_bytes())
+
+    def _notified(self) -> None:
+        self._notifications += 1
+        self._wake()
 
     def _lost(self, session: int) -> None:
         # Allowed during a fence too: it only changes the consumer's books.
@@ -240,6 +245,7 @@ class Receiver:
         return None
 
     async def _hash(self, payload: Sequence[Bytes]) -> None:
+        before = self._notifications
         computed = ended = -1
         while ended != self._sessions_ended:
             ended = self._sessions_ended
@@ -252,7 +258,11 @@ class Receiver:
             self._consumer.computed, self._consumer.hashes_here = None, False
         if delivery is not None:
             self._ready.append(delivery)
-        self._wake()
+        if delivery is not None or self._notifications != before:
+            self._wake()
+        else:
+            # Not what was hashed in the first place: hashing it again at once would find the same.
+            self._set_timer()
 
     async def _fence(self, poll: RegionRun[RingDelivery | None]) -> None:
         region = self._open_region()
@@ -289,14 +299,18 @@ class Receiver:
         """Wait for a notification, or for the moment at which a sender's lease ends."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
-        busy = self._fencing or self._hashing
-        deadline = None if busy else self._consumer.next_deadline()
-        if deadline is not None and self._timer is None:
-            self._timer = self._loop.call_later(max(0.0, deadline - self._clock()), self._lease_over)
+        if not (self._fencing or self._hashing):
+            self._set_timer()
         try:
             await waiter
         finally:
             self._waiters.discard(waiter)
+
+    def _set_timer(self) -> None:
+        """Wake at the end of the lease that is running, for those who wait by then."""
+        deadline = self._consumer.next_deadline()
+        if deadline is not None and self._timer is None:
+            self._timer = self._loop.call_later(max(0.0, deadline - self._clock()), self._lease_over)
 
     def _lease_over(self) -> None:
         self._timer = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 from itertools import count
 
 import pytest
@@ -13,9 +14,12 @@ from transports import (
     HandshakeRefused,
     Leniency,
     PeerLost,
+    receiver,
 )
 from transports.local import LocalTransport
+from transports.operations import Bytes
 from transports.receiver import _HASH_ELSEWHERE_BYTES
+from transports.ring.layout import hash_payload
 from transports.tcp import TcpTransport
 from transports.testing import Faults, FaultyTransport, Setting, until
 from transports.testing.channel_checks import inbox, next_of
@@ -85,6 +89,30 @@ async def test_large_messages_survive_faults(setting: Setting, fault: str) -> No
             assert delivery.payload == body
             box.receiver.release(delivery)
     assert faults.remaining == 0
+
+
+async def test_damaged_large_payload_is_not_hashed_all_the_time(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the lease of a damaged large payload runs it is hashed a few times, not in a circle."""
+    hashed = 0
+
+    def hash_and_count(payload: Sequence[Bytes]) -> int:
+        nonlocal hashed
+        hashed += 1
+        return hash_payload(payload)
+
+    monkeypatch.setattr(receiver, "hash_payload", hash_and_count)
+    faults = Faults(
+        random.Random(1), flip_chance=1.0, remaining=1, flips_wanted=lambda write: write.length > 4096
+    )
+    transport = FaultyTransport(setting.transport, faults)
+    async with inbox(setting, LARGE, STRICT) as box, box.sender("a", transport=transport) as sender:
+        await sender.send(b"x" * LENGTH)
+        delivery = await next_of(box.receiver)
+        assert delivery.payload == b"x" * LENGTH
+    assert faults.happened == ["flip"]
+    assert 2 <= hashed <= 6
 
 
 async def test_closing_while_a_hash_is_computed(setting: Setting) -> None:
