@@ -47,11 +47,12 @@ def api(narrow: NodeSet) -> Api:
 
 
 @pytest.fixture
-def full(api: Api) -> Api:
+def full(api: Api) -> Iterator[Api]:
     """The seed's proxy with as many requests in flight as it takes."""
-    for _ in range(IN_FLIGHT_MAX):
-        api.submit("chain", {"seconds": 60.0, "steps": 6000})
-    return api
+    uids = [api.submit("chain", {"seconds": 60.0, "steps": 6000}) for _ in range(IN_FLIGHT_MAX)]
+    yield api
+    for uid in uids:
+        api.cancel(uid)
 
 
 def answer_to_head(api: Api, path: str, *headers: str) -> tuple[int, dict[str, object]]:
