@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from onepiece.errors import DeadlineExceeded, NodeLost, RequestCancelled, UnknownRequest
 from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus
@@ -155,10 +155,39 @@ Effect: TypeAlias = Publish | StopStages | Settled
 
 @define
 class _Record:
-    status: RequestStatus
+    """A request as it is now; ``status`` is what is shown of it, made when somebody looks."""
+
+    uid: str
+    workflow: str
+    accepted_at: float
+    deadline_at: float
+    stages: dict[str, str]
+    key: str | None
+    state: RequestState = RequestState.ACCEPTED
+    finished_at: float | None = None
+    error: Mapping[str, Any] | None = None
+    result_bytes: int | None = None
+    content_type: str | None = None
     locations: dict[str, str] = field(factory=dict)
     events: list[RequestEvent] = field(factory=list)
     next_sequence: int = 0
+
+    @property
+    def status(self) -> RequestStatus:
+        """The record as it stands, unaffected by what comes later."""
+        return RequestStatus(
+            uid=self.uid,
+            workflow=self.workflow,
+            state=self.state,
+            accepted_at=self.accepted_at,
+            deadline_at=self.deadline_at,
+            finished_at=self.finished_at,
+            stages=dict(self.stages),
+            error=self.error,
+            result_bytes=self.result_bytes,
+            content_type=self.content_type,
+            key=self.key,
+        )
 
 
 @define
@@ -210,14 +239,12 @@ class RequestTable:
             case RequestBroke():
                 return self._fail(record, event.error, now, stage=event.stage, node=event.node_id)
             case CancelAsked():
-                uid = record.status.uid
-                error = RequestCancelled(f"request {uid} was cancelled", uid=uid)
+                error = RequestCancelled(f"request {record.uid} was cancelled", uid=record.uid)
                 return self._end(record, RequestState.CANCELLED, error.to_wire(), now)
 
     def next_deadline(self) -> float | None:
         """When a ``Tick`` is due: the earliest deadline of a live request."""
-        deadlines = (record.status.deadline_at for record in self._live.values())
-        return min((at for at in deadlines if at is not None), default=None)
+        return min((record.deadline_at for record in self._live.values()), default=None)
 
     def uid_of_key(self, key: str) -> str | None:
         """The request that was accepted under this idempotency key, if it is still known."""
@@ -234,9 +261,17 @@ class RequestTable:
     def statuses(self, *, limit: int, state: str | None) -> list[RequestStatus]:
         """The newest first."""
         records = itertools.chain(reversed(self._live.values()), reversed(self._ended.values()))
-        wanted = (r.status for r in records if state is None or r.status.state.value == state)
-        newest = heapq.nlargest(limit, wanted, key=lambda status: (status.accepted_at, status.uid))
-        return list(newest)
+        wanted = (record for record in records if state is None or record.state.value == state)
+        newest = heapq.nlargest(limit, wanted, key=lambda record: (record.accepted_at, record.uid))
+        return [record.status for record in newest]
+
+    def is_live(self, uid: str) -> bool:
+        """The request is known and has not ended."""
+        return uid in self._live
+
+    def state(self, uid: str) -> RequestState:
+        """Raises ``UnknownRequest``."""
+        return self._record(uid).state
 
     def live_count(self) -> int:
         """Requests that have not ended."""
@@ -270,18 +305,8 @@ class RequestTable:
     def _accept(self, event: Accepted, now: float) -> list[Effect]:
         assert event.uid not in self._live
         assert event.uid not in self._ended
-        record = _Record(
-            RequestStatus(
-                uid=event.uid,
-                workflow=event.workflow,
-                state=RequestState.ACCEPTED,
-                accepted_at=now,
-                deadline_at=event.deadline_at,
-                finished_at=None,
-                stages=dict.fromkeys(event.stages, PENDING),
-                key=event.key,
-            )
-        )
+        stages = dict.fromkeys(event.stages, PENDING)
+        record = _Record(event.uid, event.workflow, now, event.deadline_at, stages, event.key)
         self._live[event.uid] = record
         if event.key is not None:
             self._keys[event.key] = event.uid
@@ -290,25 +315,23 @@ class RequestTable:
     def _head(self, record: _Record, heading: Mapping[str, str]) -> None:
         """Note where work is on its way to, unless the stage has reported from somewhere already."""
         for stage, node_id in heading.items():
-            if record.status.stages.get(stage, PENDING) == PENDING:
+            if record.stages.get(stage, PENDING) == PENDING:
                 record.locations[stage] = node_id
 
     def _report(self, record: _Record, event: StageReported) -> list[Effect]:
-        known = record.status.stages.get(event.stage)
+        known = record.stages.get(event.stage)
         if known is None or event.kind not in _REPORTABLE:
             return []  # a stage neither accepts a request nor ends one
-        if known == FINISHED and event.kind is EventKind.STAGE_FINISHED:
-            return []  # told twice: by the stage, and by what came with the result
         self._head(record, event.heading)
-        state = _STAGE_STATES.get(event.kind, known)
-        if _ORDER[state] < _ORDER[known]:
-            state = known
+        state = _STAGE_STATES.get(event.kind)
+        is_news = state is None or _ORDER[state] > _ORDER[known]
+        is_there = record.locations.get(event.stage) == event.node_id
+        if not is_news and (is_there or known == FINISHED == state):
+            return []  # told twice: each report says all, and so does what comes with the result
         record.locations[event.stage] = event.node_id
-        record.status = evolve(
-            record.status,
-            state=RequestState.RUNNING,
-            stages={**record.status.stages, event.stage: state},
-        )
+        record.state = RequestState.RUNNING
+        if state is not None and is_news:
+            record.stages[event.stage] = state
         return [
             self._emit(
                 record, event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
@@ -316,12 +339,9 @@ class RequestTable:
         ]
 
     def _finish(self, record: _Record, event: ResultArrived, now: float) -> list[Effect]:
-        record.status = evolve(
-            record.status,
-            result_bytes=event.result_bytes,
-            content_type=event.content_type,
-            stages=dict.fromkeys(record.status.stages, FINISHED),
-        )
+        record.result_bytes = event.result_bytes
+        record.content_type = event.content_type
+        record.stages = dict.fromkeys(record.stages, FINISHED)
         detail = {"result_bytes": event.result_bytes, "content_type": event.content_type}
         return self._end(record, RequestState.FINISHED, None, now, detail=detail)
 
@@ -348,14 +368,14 @@ class RequestTable:
         detail: Mapping[str, Any] | None = None,
     ) -> list[Effect]:
         assert state.is_final
-        status = record.status = evolve(record.status, state=state, finished_at=now, error=error)
+        record.state, record.finished_at, record.error = state, now, error
         final = self._emit(
             record, _FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {}
         )
-        effects: list[Effect] = [final, Settled(status.uid, status.workflow, state)]
+        effects: list[Effect] = [final, Settled(record.uid, record.workflow, state)]
         if error is not None:
-            effects.append(StopStages(status.uid, error))
-        self._ended[status.uid] = self._live.pop(status.uid)
+            effects.append(StopStages(record.uid, error))
+        self._ended[record.uid] = self._live.pop(record.uid)
         self._forget(now)
         return effects
 
@@ -363,9 +383,9 @@ class RequestTable:
         effects: list[Effect] = []
         for record in list(self._live.values()):
             for stage, node_id in record.locations.items():
-                unfinished = record.status.stages.get(stage, PENDING) != FINISHED
+                unfinished = record.stages.get(stage, PENDING) != FINISHED
                 if node_id in node_ids and unfinished:
-                    uid = record.status.uid
+                    uid = record.uid
                     error = NodeLost(
                         f"node {node_id} died while it held {stage} of request {uid}; submit it again",
                         uid=uid,
@@ -379,14 +399,13 @@ class RequestTable:
     def _expire(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for record in list(self._live.values()):
-            status = record.status
-            if status.deadline_at is None or now < status.deadline_at:
+            if now < record.deadline_at:
                 continue
-            open_stages = [stage for stage, state in status.stages.items() if state in {QUEUED, RUNNING}]
+            open_stages = [stage for stage, state in record.stages.items() if state in {QUEUED, RUNNING}]
             error = DeadlineExceeded(
-                f"request {status.uid} missed its deadline after {now - status.accepted_at:.1f} s, in "
+                f"request {record.uid} missed its deadline after {now - record.accepted_at:.1f} s, in "
                 f"{', '.join(open_stages) or 'no stage yet'}; allow more time or fewer steps",
-                uid=status.uid,
+                uid=record.uid,
                 stages=open_stages,
             )
             effects += self._fail(record, error.to_wire(), now)
@@ -396,13 +415,13 @@ class RequestTable:
         """Drop ended records that are too old or too many; they stand in order of their end."""
         while self._ended:
             record = next(iter(self._ended.values()))
-            finished_at = record.status.finished_at
+            finished_at = record.finished_at
             assert finished_at is not None
             if len(self._ended) <= self.records_max and now - finished_at <= self.keep_seconds:
                 return
-            del self._ended[record.status.uid]
-            if record.status.key is not None:
-                del self._keys[record.status.key]
+            del self._ended[record.uid]
+            if record.key is not None:
+                del self._keys[record.key]
 
     def _emit(
         self,
@@ -415,7 +434,7 @@ class RequestTable:
         detail: Mapping[str, Any] | None = None,
     ) -> Publish:
         event = RequestEvent(
-            uid=record.status.uid,
+            uid=record.uid,
             sequence=record.next_sequence,
             kind=kind,
             at=at,

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from attrs import define, evolve, field
 
+from onepiece.codec import CodecError, decode_control
 from onepiece.core.admission import RequestBudget
 from onepiece.core.request import (
     Accepted,
@@ -52,7 +53,9 @@ from onepiece.messages import (
     RequestErrored,
     ResultStored,
     StageInput,
+    StageProgress,
     StageReport,
+    StageReports,
     StopRequest,
 )
 from onepiece.node.control import ControlService
@@ -101,7 +104,9 @@ class ProxyService:
 
     def attach(self, control: ControlService) -> None:
         """Receive what actors and stores report."""
+        control.on(StageReports, self._on_reports)
         control.on(StageReport, self._on_report)
+        control.on(StageProgress, self._on_progress)
         control.on(RequestErrored, self._on_errored)
         control.on(ResultStored, self._on_stored)
         self._results.attach(control)
@@ -282,7 +287,7 @@ class ProxyService:
                 for event in self._table.events(uid, after):
                     yield event
                     after = event.sequence
-                if self._table.status(uid).state.is_final and not self._table.events(uid, after):
+                if self._table.state(uid).is_final and not self._table.events(uid, after):
                     return
                 await follower.wake.wait()
         finally:
@@ -320,16 +325,47 @@ class ProxyService:
 
     # --- what the set reports ------------------------------------------------------------------
 
+    def _on_reports(self, message: StageReports) -> None:
+        for uid, body in message.reports:
+            if not self._table.is_live(uid):
+                continue  # it ended before this could be told
+            try:
+                report = decode_control(body)
+            except CodecError as error:
+                get_logger().warning("report_refused", uid=uid, error=error.message)
+                continue
+            if isinstance(report, StageReport):
+                self._on_report(report)
+            elif isinstance(report, StageProgress):
+                self._on_progress(report)
+
     def _on_report(self, report: StageReport) -> None:
+        """Tell apart what a report says; the table leaves out what it knows already."""
+        stage, node = report.stage, report.node_id
+        self._handle(StageReported(report.uid, EventKind.QUEUED, stage, node, report.queued_at))
+        if report.started_at is not None:
+            self._handle(StageReported(report.uid, EventKind.STAGE_STARTED, stage, node, report.started_at))
+        if report.finished_at is not None:
+            self._handle(
+                StageReported(
+                    report.uid,
+                    EventKind.STAGE_FINISHED,
+                    stage,
+                    node,
+                    report.finished_at,
+                    report.detail,
+                    report.heading,
+                )
+            )
+
+    def _on_progress(self, progress: StageProgress) -> None:
         try:
-            kind = EventKind(report.kind)
+            kind = EventKind(progress.kind)
         except ValueError:
-            get_logger().warning("report_refused", kind=report.kind, node=report.node_id)
+            get_logger().warning("report_refused", kind=progress.kind, node=progress.node_id)
             return
         self._handle(
-            StageReported(
-                report.uid, kind, report.stage, report.node_id, report.at, report.detail, report.heading
-            )
+            StageReported(progress.uid, kind, progress.stage, progress.node_id, progress.at, progress.detail)
         )
 
     def _on_errored(self, errored: RequestErrored) -> None:
@@ -337,17 +373,7 @@ class ProxyService:
 
     def _on_stored(self, stored: ResultStored) -> None:
         self._results.note(stored.uid, stored.node_id)
-        for summary in stored.trail:
-            self._handle(
-                StageReported(
-                    stored.uid,
-                    EventKind.STAGE_FINISHED,
-                    summary.stage,
-                    summary.node_id,
-                    summary.at,
-                    summary.detail,
-                )
-            )
+        self._on_reports(StageReports(tuple((stored.uid, report) for report in stored.trail.values())))
         self._handle(ResultArrived(stored.uid, stored.result_bytes, stored.content_type))
 
     def _handle(self, event: Event) -> None:

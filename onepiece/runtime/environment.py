@@ -9,9 +9,9 @@ from attrs import frozen
 
 from onepiece.core.routing import RouteEpoch, RouteTable
 from onepiece.graph import WorkflowGraph
-from onepiece.limits import REPORT_LINGER_SECONDS
-from onepiece.messages import RequestErrored, StageReport
+from onepiece.messages import RequestErrored
 from onepiece.runtime.outbox import Outbox
+from onepiece.runtime.reports import Report
 from transports import Address, Listener
 
 
@@ -65,9 +65,9 @@ class Environment:
     """Called when an actor's state changes, so that the manager hears of it at once."""
     now: Clock = time.time
 
-    def report(self, owner: str, report: StageReport, *, replaces: object = None) -> None:
-        """Tell a request's owner something; never waits, and lingers so that several go together."""
-        self.outbox.post(owner, report, replaces=replaces, linger_seconds=REPORT_LINGER_SECONDS)
+    def report(self, owner: str, report: Report) -> None:
+        """Tell a request's owner how a stage gets on; never waits."""
+        self.outbox.report(owner, report)
 
     def break_request(self, owner: str, error: RequestErrored) -> None:
         """Tell a request's owner that it cannot go on."""

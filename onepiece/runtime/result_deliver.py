@@ -32,7 +32,7 @@ from onepiece.messages import (
     RequestErrored,
     ResultInput,
     StageInput,
-    StageSummary,
+    Trail,
 )
 from onepiece.runtime.environment import Environment
 from onepiece.types import Kind
@@ -87,9 +87,7 @@ class StoreTarget:
 Target = StageTarget | InputTarget | StoreTarget
 
 
-def targets_of(
-    graph: WorkflowGraph, header: StageInput, trail: tuple[StageSummary, ...], now: float
-) -> dict[str, Target]:
+def targets_of(graph: WorkflowGraph, header: StageInput, trail: Trail, now: float) -> dict[str, Target]:
     """Where the value of ``header.node`` goes, by graph node (or ``STORE``)."""
     found: dict[str, Target] = {}
     for node in graph.nodes:

@@ -25,9 +25,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
-from onepiece.codec import CodecError, Packed, unpack
+from onepiece.codec import CodecError, Packed, encode_control, unpack
 from onepiece.core.inventory import ActorReport, ActorState
 from onepiece.errors import DeadlineExceeded, NodeLost, OnePieceError, SchemaMismatch, StageFailed
 from onepiece.graph import StageSpec, WorkflowGraph
@@ -36,7 +36,7 @@ from onepiece.limits import (
     WORKFLOW_PATIENCE_SECONDS,
 )
 from onepiece.log import get_logger
-from onepiece.messages import KIND_STAGE_INPUT, RequestErrored, StageInput, StageReport, StageSummary
+from onepiece.messages import KIND_STAGE_INPUT, RequestErrored, StageInput, StageProgress, StageReport
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
@@ -63,7 +63,7 @@ class _Shipment:
 
     targets: Mapping[str, Target]
     packed: Mapping[str, Packed]
-    summary: StageSummary
+    report: StageReport
 
 
 @define(eq=False)
@@ -229,7 +229,7 @@ class StageActor:
                 self._in_hand -= 1
             self._work.notify()
             if job is not None:
-                self._tell(job.header, EventKind.QUEUED, {})
+                self.env.report(job.header.owner, self._report_of(job))
 
     async def _take(self, inbox: Receiver, delivery: Delivery) -> Job | None:
         if delivery.kind != KIND_STAGE_INPUT:
@@ -310,7 +310,7 @@ class StageActor:
         def package(value: Any, compute_seconds: float) -> _Shipment:
             return self._package(job, value, started_at, compute_seconds)
 
-        self._tell(header, EventKind.STAGE_STARTED, {})
+        self.env.report(header.owner, self._report_of(job, started_at))
         task = asyncio.current_task()
         assert task is not None
         running = self._running[job.uid, job.node] = _Running(context, task)
@@ -334,8 +334,8 @@ class StageActor:
         finally:
             self._in_hand -= 1
         sent_bytes = sum(packed.length for packed in shipment.packed.values())
-        detail = {**shipment.summary.detail, "sent_bytes": sent_bytes}
-        self._tell(header, EventKind.STAGE_FINISHED, detail, heading)
+        detail = {**shipment.report.detail, "sent_bytes": sent_bytes}
+        self.env.report(header.owner, evolve(shipment.report, detail=detail, heading=heading))
         return False
 
     def _package(self, job: Job, value: Any, started_at: float, compute_seconds: float) -> "_Shipment":
@@ -347,11 +347,12 @@ class StageActor:
             "compute_seconds": compute_seconds,
             "device": self.threads.name,
         }
-        summary = StageSummary(job.node, self.env.node_id, self.actor_id, now, detail)
+        report = self._report_of(job, started_at, now, detail)
         graph = self.env.routes.graphs[job.workflow]
-        targets = targets_of(graph, job.header, (*job.trail, summary), now)
+        trail = {**job.trail, job.node: encode_control(report)}
+        targets = targets_of(graph, job.header, trail, now)
         packed = {name: target.pack(value) for name, target in targets.items()}
-        return _Shipment(targets, packed, summary)
+        return _Shipment(targets, packed, report)
 
     def stop_request(self, uid: str, reason: OnePieceError) -> None:
         """Drop what is queued for the request, interrupt what runs, refuse what comes later."""
@@ -395,30 +396,26 @@ class StageActor:
         )
 
     def _tell_progress(self, header: StageInput, kind: EventKind, detail: Mapping[str, Any]) -> None:
-        report = self._stage_report(header, kind, detail, {})
-        self.env.report(header.owner, report, replaces=(header.uid, header.node, kind))
+        now = self.env.now()
+        progress = StageProgress(header.uid, kind.value, header.node, self.env.node_id, now, detail)
+        self.env.report(header.owner, progress)
 
-    def _tell(
+    def _report_of(
         self,
-        header: StageInput,
-        kind: EventKind,
-        detail: Mapping[str, Any],
-        heading: Mapping[str, str] | None = None,
-    ) -> None:
-        self.env.report(header.owner, self._stage_report(header, kind, detail, heading or {}))
-
-    def _stage_report(
-        self, header: StageInput, kind: EventKind, detail: Mapping[str, Any], heading: Mapping[str, str]
+        job: Job,
+        started_at: float | None = None,
+        finished_at: float | None = None,
+        detail: Mapping[str, Any] | None = None,
     ) -> StageReport:
         return StageReport(
-            uid=header.uid,
-            kind=kind.value,
-            stage=header.node,
-            node_id=self.env.node_id,
-            actor_id=self.actor_id,
-            at=self.env.now(),
-            detail=detail,
-            heading=heading,
+            job.uid,
+            job.node,
+            self.env.node_id,
+            self.actor_id,
+            job.arrived_at,
+            started_at,
+            finished_at,
+            detail or {},
         )
 
     def _break(self, header: StageInput, error: OnePieceError) -> None:

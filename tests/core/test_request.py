@@ -87,6 +87,28 @@ def test_ended_request_is_told_to_stop() -> None:
         assert any(isinstance(effect, StopStages) for effect in requests.handle(event, now))
 
 
+def test_what_is_told_twice_is_one_event() -> None:
+    """The same node's reports say all again and again; followers hear of each state once."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    states = (EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED)
+    for upto in (1, 2, 3, 3):
+        for kind in states[:upto]:
+            requests.handle(reported(kind), 1.0)
+    kinds = [event.kind for event in requests.events(UID, -1)]
+    assert kinds == [EventKind.ACCEPTED, *states]
+
+
+def test_what_another_node_tells_is_an_event_of_its_own() -> None:
+    """A stage that starts again elsewhere is seen to, and its request is lost with that node."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    requests.handle(reported(EventKind.STAGE_STARTED, node="n1"), 1.0)
+    assert requests.handle(reported(EventKind.STAGE_STARTED, node="n2"), 1.0) != []
+    assert requests.handle(NodesDied(frozenset({"n1"})), 2.0) == []
+    assert requests.handle(NodesDied(frozenset({"n2"})), 2.0) != []
+
+
 def test_late_report_does_not_turn_a_stage_back() -> None:
     """Reports that overtake each other never make a finished stage look unfinished."""
     requests = table()
