@@ -64,8 +64,12 @@ PREVIEW_BYTES_MAX: Final = 256 * KIB
 STOPPED_UIDS_MAX: Final = 16 * KIB
 """Requests an actor remembers as stopped, so that what arrives late for them is refused."""
 WORKFLOW_PATIENCE_SECONDS: Final = 10.0
-REPORT_LINGER_SECONDS: Final = 0.005
-"""How long a report of progress waits for company; what a request waits for never does."""
+REPORT_LINGER_SECONDS: Final = 0.02
+"""How long a stage's report waits for company, and for a newer one that makes it needless.
+
+Nobody but a person waits for a report; what a request waits for never lingers."""
+REPORTS_QUEUED_MAX: Final = 4 * KIB
+"""Reports that linger for one owner; more of them do not wait any longer."""
 DELIVERY_PATIENCE_SECONDS: Final = 30.0
 EVENTS_PER_REQUEST_MAX: Final = 512
 RECORDS_MAX: Final = 10_000

@@ -52,6 +52,22 @@ def configure(format: Format = "text", level: str = "info", stream: TextIO | Non
         logger_factory=structlog.WriteLoggerFactory(stream or sys.stderr),
         cache_logger_on_first_use=False,
     )
+    root = logging.getLogger()
+    if not any(isinstance(handler, _Forward) for handler in root.handlers):
+        root.addHandler(_Forward())
+    # What libraries find worth an info, each request of a client for example, is for developers.
+    root.setLevel("WARNING" if level == "info" else level.upper())
+
+
+class _Forward(logging.Handler):
+    """Brings what libraries say through the standard library's logging into the same stream and form."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            fields = {"source": record.name, "message": record.getMessage()}
+            get_logger().log(record.levelno, "library_said", exc_info=record.exc_info, **fields)
+        except Exception:  # noqa: BLE001 - the standard library's own way with what cannot be logged
+            self.handleError(record)
 
 
 def chosen() -> tuple[Format, str]:

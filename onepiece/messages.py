@@ -9,14 +9,14 @@ it goes to an actor's inbox or to the ring of a result store.
 
     proxy --StageInput(source="@inputs")--> actor --StageInput(source=stage)--> actor
       ^                                       |                                   |
-      |<---StageReport, RequestErrored--------+-----------------------------------+
+      |<---StageReports, RequestErrored-------+-----------------------------------+
       |<---ResultStored-------- store <---ResultInput-----------------------------+
       +----StopRequest--------> every node that may hold work of the request
     node --Heartbeat--> manager --Assign, Unassign, PublishedRoutes, Expel--> node
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from attrs import field, frozen
 
@@ -38,21 +38,12 @@ KIND_RECORD: Final = 4
 KIND_COPY: Final = 5
 
 
-@register
-@frozen
-class StageSummary:
-    """What a stage's run of a request cost; ``detail`` as in the event ``stage_finished``.
+Trail: TypeAlias = Mapping[str, bytes]
+"""What ran before: graph node -> its finished ``StageReport``, encoded.
 
-    Summaries travel with the values, so that whoever stores a result knows how it came about even if
-    the stages' own reports are still on their way.
-    """
-
-    stage: str
-    node_id: str
-    life: str
-    actor_id: int
-    at: float
-    detail: Mapping[str, Any] = field(factory=dict)
+It travels with the values, so that a request's owner knows how a result came about even if the stages'
+own reports are still on their way. Only the owner reads it; on the way nobody decodes it.
+"""
 
 
 @register
@@ -75,7 +66,7 @@ class StageInput:
     deadline_at: float | None
     sent_at: float
     joins: Mapping[str, int] = field(factory=dict)
-    trail: tuple[StageSummary, ...] = ()
+    trail: Trail = field(factory=dict)
     retained_by: str | None = None
     """Control address of the node that retains this message until it hears ``Consumed``."""
 
@@ -90,7 +81,7 @@ class ResultInput:
     owner: str
     content_type: str
     sent_at: float
-    trail: tuple[StageSummary, ...] = ()
+    trail: Trail = field(factory=dict)
     source: str = ""
     """The graph node whose output this is."""
     retained_by: str | None = None
@@ -99,21 +90,48 @@ class ResultInput:
 @register
 @frozen
 class StageReport:
-    """Something a stage actor tells the request's owner; ``kind`` is an ``EventKind`` value.
+    """How far a stage's run of a request has come.
 
-    ``life`` is the life of the node that says it; ``heading`` names, for a finished stage, the life of
-    the node that each of its outputs was sent to.
+    It says all of it, so that a newer report makes an older one needless. ``life`` is the life of the
+    node that says it. When the run has finished, ``detail`` tells what it cost, as in the event
+    ``stage_finished``, and ``heading`` names the life of the node that each output was sent to.
     """
+
+    uid: str
+    stage: str
+    node_id: str
+    life: str
+    actor_id: int
+    queued_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    detail: Mapping[str, Any] = field(factory=dict)
+    heading: Mapping[str, str] = field(factory=dict)
+
+
+@register
+@frozen
+class StageProgress:
+    """Something a running stage tells of itself; ``kind`` is an ``EventKind`` value."""
 
     uid: str
     kind: str
     stage: str
     node_id: str
     life: str
-    actor_id: int
     at: float
     detail: Mapping[str, Any] = field(factory=dict)
-    heading: Mapping[str, str] = field(factory=dict)
+
+
+@register
+@frozen
+class StageReports:
+    """What stages tell one owner: UIDs, and the ``StageReport`` or ``StageProgress`` of each, encoded.
+
+    Of a short request most reports come when it has ended already; the owner sees that by the UID.
+    """
+
+    reports: tuple[tuple[str, bytes], ...]
 
 
 @register
@@ -136,7 +154,7 @@ class ResultStored:
     node_id: str
     result_bytes: int
     content_type: str
-    trail: tuple[StageSummary, ...] = ()
+    trail: Trail = field(factory=dict)
 
 
 @register

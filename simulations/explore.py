@@ -14,7 +14,8 @@ from itertools import pairwise
 import numpy as np
 from attrs import frozen
 
-from simulations.ring_model import Label, RingModel, Setting, State, Violation
+from simulations.ring_model import RingModel
+from simulations.ring_state import Label, Setting, State, Violation
 
 
 class StateLimitExceeded(Exception):  # noqa: N818  # named as the errors of the transports are

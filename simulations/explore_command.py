@@ -16,9 +16,10 @@ from attrs import frozen
 
 from simulations.explore import explore
 from simulations.published_ring import ADDING_QUEUE, LOCKED_RING, find_failure
-from simulations.ring_model import RingModel, Setting
+from simulations.ring_model import RingModel
 from simulations.ring_mutants import MUTANTS
 from simulations.ring_settings import FULL, QUICK
+from simulations.ring_state import Setting
 from simulations.ring_words import trace_in_words
 
 HELP: Final = "explore every interleaving of a small double ring"

@@ -28,137 +28,52 @@ Checked in every transition: promises 1, 2, 3 and 5 of the ring. ``simulations.e
 """
 
 from collections.abc import Iterator
-from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
-from attrs import frozen
-
-from simulations.ring_programs import (
+from simulations.ring_cells import (
     GENERATION,
     HEAD_CELL,
     LEASE_SECONDS,
     TAIL_CELL,
-    BlindConsumer,
-    BlindProducer,
-    Call,
     Cells,
-    ConsumerPrograms,
     Fetch,
     Group,
-    LocalConsumer,
-    LocalProducer,
-    ModelConsumer,
-    ModelProducer,
     Piece,
-    Poll,
     Post,
-    ProducerPrograms,
     Put,
-    Release,
     Revoke,
     SmallCounters,
     Swap,
 )
+from simulations.ring_consumer import (
+    Call,
+    ConsumerPrograms,
+    LocalConsumer,
+    Poll,
+    Release,
+)
+from simulations.ring_judge import Judge
+from simulations.ring_producer import LocalProducer, ModelProducer, ProducerPrograms
+from simulations.ring_state import (
+    DEAD,
+    LOST,
+    NAMES,
+    Ghost,
+    Live,
+    Memory,
+    Move,
+    Queue,
+    Setting,
+    State,
+    Table,
+    Violation,
+)
 from transports.operations import EXPIRED
-from transports.ring import Delivery
 from transports.ring.invariants import broken_positions
 from transports.ring.layout import GRANULE_BYTES, POSITION_MASK, pack_position, unpack_position
 
-NAMES: Final = "ABC"
-DEAD: Final = -1
-LOST: Final = -2
-"""Alive, but its session is revoked: every operation fails, until it opens another one."""
-
-
-@frozen
-class Setting:
-    """What is explored: how much of everything there is, and which faults may happen how often."""
-
-    messages: tuple[tuple[int, ...], ...]
-    """For every producer the granules of its messages."""
-    slots: int = 2
-    granules: int = 3
-    crashes: int = 0
-    suspicions: int = 0
-    """Suspicions of a producer that is alive; a dead one is suspected freely."""
-    cuts: int = 0
-    """Connections lost by a producer that is alive."""
-    damages: int = 0
-    guarded: bool = False
-    hashes: bool = False
-    """Without them the order of the writes alone must keep the promises."""
-    deaths_noticed: bool = False
-    """The wire may tell the consumer that a dead producer's connection is gone."""
-    torn_reads: bool = False
-    """Producers fetch tail and head one after the other, in either order."""
-    torn_loads: bool = False
-    """The consumer fetches a slot's body first and its commit word later (the harmful order)."""
-    near_wrap: bool = False
-    """Begin just before both counters wrap."""
-    moduli: tuple[int, int] | None = None
-    """Counters that wrap early; the model's clock then counts reservations."""
-    spare_sessions: int = 1
-    producer: type[ModelProducer] = BlindProducer
-    consumer: type[ModelConsumer] = BlindConsumer
-
-
-@frozen
-class Violation:
-    """A promise that was broken, and how."""
-
-    promise: int
-    what: str
-
-
-class Live(NamedTuple):
-    """A reservation between head and tail."""
-
-    sequence: int
-    session: int
-    cells: int
-    """A bit for every cell that belongs to it."""
-
-
-class Ghost(NamedTuple):
-    """Bookkeeping of the checker; no program sees it."""
-
-    live: tuple[Live, ...]
-    handed: tuple[int, ...]
-    crashes: int
-    suspicions: int
-    cuts: int
-    damages: int
-    clock: int = 0
-
-
 _POLL: Final = Poll()
 _LATE_POLL: Final = Poll(late=True)
-
-Memory: TypeAlias = tuple[int, ...]
-Queue: TypeAlias = tuple[Group, ...] | None
-"""Groups still to land; ``None``: the session is revoked (or was never opened)."""
-State: TypeAlias = tuple[int, int, int, int, int]
-"""Numbers of memory, consumer, producers, queues, ghost."""
-Label: TypeAlias = tuple[str | int, ...]
-Move: TypeAlias = tuple[Label, State | Violation]
-
-
-Value = TypeVar("Value")
-
-
-class Table(Generic[Value]):
-    """Values that occur in many states, each kept once and known by its number."""
-
-    def __init__(self) -> None:
-        self.values: list[Value] = []
-        self._numbers: dict[Value, int] = {}
-
-    def number(self, value: Value) -> int:
-        """The number of ``value``."""
-        number = self._numbers.get(value)
-        if number is None:
-            number = self._numbers[value] = len(self.values)
-            self.values.append(value)
-        return number
 
 
 class RingModel:
@@ -177,21 +92,11 @@ class RingModel:
         self.everybody: Table[tuple[int, ...]] = Table()
         self.queues: Table[tuple[Queue, ...]] = Table()
         self.ghosts: Table[Ghost] = Table()
-        self._contents = [
-            [_content(name, number, granules) for number, granules in enumerate(messages)]
-            for name, messages in zip(NAMES, setting.messages, strict=False)
-        ]
-        self._expected = [
-            [tuple(number for _, number in self._payload_pieces(content)) for content in contents]
-            for contents in self._contents
-        ]
+        self._judge = Judge(setting, self.cells)
         self.consumer = ConsumerPrograms(lambda: setting.consumer(geometry), self.cells)
         self.producers = [
-            ProducerPrograms(self._make_producer, contents, self.cells) for contents in self._contents
+            ProducerPrograms(self._make_producer, contents, self.cells) for contents in self._judge.contents
         ]
-
-    def _payload_pieces(self, content: bytes) -> Group:
-        return self.cells.pieces(self.geometry.payload_start, content)
 
     def _make_producer(self, session: int, first_number: int) -> ModelProducer:
         return self.setting.producer(
@@ -281,16 +186,14 @@ class RingModel:
                     )
 
     def _landed(self, state: State, session: int, piece: Piece, queues: int, ghost: int) -> State | Violation:
-        cell, _ = piece
-        consumer = self.consumer.all[state[1]]
-        live = self.ghosts.values[state[4]].live
-        for delivery in consumer.held:
-            if cell in self._cells_of(delivery):
-                where = self.cells.describe(cell)
-                return Violation(2, f"{where} changes while the consumer holds {_message(delivery)} there")
-        if not any(entry.session == session and entry.cells >> cell & 1 for entry in live):
-            where = self.cells.describe(cell)
-            return Violation(5, f"a write of session {session} lands in {where}, which it does not own")
+        violation = self._judge.landing(
+            session,
+            piece[0],
+            self.consumer.all[state[1]].held,
+            self.ghosts.values[state[4]].live,
+        )
+        if violation is not None:
+            return violation
         memory = self.memories.values[state[0]]
         return (self._put(memory, piece), state[1], state[2], queues, ghost)
 
@@ -416,9 +319,9 @@ class RingModel:
             ghost_number = self.ghosts.number(ghost._replace(live=live))
         elif cell < self.cells.first_slot and number:
             identity = local.identities.get(cell - HEAD_CELL)
-            counted = self.cells.word(number)
-            if identity is not None and counted > ghost.handed[NAMES.index(identity)]:
-                return Violation(3, f"{counted} messages of {identity} are acknowledged, not all handed over")
+            violation = self._judge.acknowledgement(identity, self.cells.word(number), ghost.handed)
+            if violation is not None:
+                return violation
         if cell == HEAD_CELL:
             tail = self.cells.word(self.memories.values[memory][TAIL_CELL]) & POSITION_MASK
             for what in broken_positions(self.geometry, self.cells.word(number), after.cursor_word, tail):
@@ -441,32 +344,14 @@ class RingModel:
     def _entered(self, state: State, local: LocalConsumer) -> State | Violation:
         ghost_number = state[4]
         for delivery in local.handed:
-            violation = self._judge(state, delivery)
+            ghost = self.ghosts.values[ghost_number]
+            violation = self._judge.hand_over(delivery, self.memories.values[state[0]], ghost.handed)
             if violation is not None:
                 return violation
-            ghost = self.ghosts.values[ghost_number]
             producer = NAMES.index(delivery.identity)
             handed = _replaced(ghost.handed, producer, ghost.handed[producer] + 1)
             ghost_number = self.ghosts.number(ghost._replace(handed=handed))
         return (state[0], local.number, state[2], state[3], ghost_number)
-
-    def _judge(self, state: State, delivery: Delivery) -> Violation | None:
-        """Whether this is the next message of its producer, whole."""
-        producer = NAMES.index(delivery.identity)
-        handed = self.ghosts.values[state[4]].handed[producer]
-        memory = self.memories.values[state[0]]
-        found = tuple(memory[cell] for cell in self._cells_of(delivery))
-        if delivery.number < len(self._expected[producer]):
-            wanted = self._expected[producer][delivery.number]
-            if found == wanted:
-                if delivery.number == handed:
-                    return None
-                again = "again" if delivery.number < handed else f"before {delivery.identity}.{handed}"
-                return Violation(1, f"{_message(delivery)} is handed over {again}")
-        return Violation(2, f"{_message(delivery)} is handed over with bytes that are not its own")
-
-    def _cells_of(self, delivery: Delivery) -> tuple[int, ...]:
-        return self.cells.in_range(delivery.offset, delivery.length)
 
     # A producer.
 
@@ -603,14 +488,6 @@ class RingModel:
             less = self.ghosts.number(ghost._replace(cuts=ghost.cuts - alive))
             closed = self.consumer.close(local, session)
             yield ("cut", session), self._revoked((state[0], closed.number, *state[2:4], less), session)
-
-
-def _content(name: str, number: int, granules: int) -> bytes:
-    return b"".join(f"{name}.{number}.{granule}".encode().ljust(GRANULE_BYTES) for granule in range(granules))
-
-
-def _message(delivery: Delivery) -> str:
-    return f"{delivery.identity}.{delivery.number}"
 
 
 Item = TypeVar("Item")

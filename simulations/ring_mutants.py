@@ -11,8 +11,9 @@ from typing import Final
 
 from attrs import frozen
 
-from simulations.ring_model import Setting
-from simulations.ring_programs import BlindConsumer, BlindProducer
+from simulations.ring_consumer import BlindConsumer
+from simulations.ring_producer import BlindProducer
+from simulations.ring_state import Setting
 from transports.operations import Chain, Program, Write
 from transports.ring import Delivery
 from transports.ring.consumer import Passed

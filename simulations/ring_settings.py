@@ -7,8 +7,9 @@ of everything, and together they have all of it.
 
 from typing import Final
 
-from simulations.ring_model import Setting
-from simulations.ring_programs import ModelConsumer, ModelProducer
+from simulations.ring_consumer import ModelConsumer
+from simulations.ring_producer import ModelProducer
+from simulations.ring_state import Setting
 
 _ONE: Final = (1,)
 _TWO: Final = (2,)

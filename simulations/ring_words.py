@@ -3,18 +3,10 @@
 from typing import Final
 
 from simulations.explore import Finding, Step
-from simulations.ring_model import NAMES, RingModel
-from simulations.ring_programs import (
-    HEAD_CELL,
-    TAIL_CELL,
-    Fetch,
-    LocalConsumer,
-    Poll,
-    Put,
-    Release,
-    Revoke,
-    Swap,
-)
+from simulations.ring_cells import HEAD_CELL, TAIL_CELL, Fetch, Put, Revoke, Swap
+from simulations.ring_consumer import LocalConsumer, Poll, Release
+from simulations.ring_model import RingModel
+from simulations.ring_state import NAMES
 from transports.ring.layout import unpack_position
 
 

@@ -79,7 +79,8 @@ Accept: TypeAlias = Callable[[bytes], Awaitable[Accepted]]
 """Called with a producer's hello; raises ``HandshakeRefused`` with the reason to say no.
 
 It may wait, because an earlier session of the same producer has to be fenced first. If the producer
-is gone when the answer comes, ``on_session_lost`` follows for the session it names.
+is gone when the answer comes, ``on_session_lost`` follows for the session it names. Between the answer
+and the moment from which ``fence`` knows the session the transport must not suspend.
 """
 
 

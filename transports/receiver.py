@@ -1,15 +1,19 @@
 """The consumer's end of a channel: one region, one ring, its sessions.
 
-Everything about the ring's state happens in plain calls on the event loop; the only step that may
-suspend is a fence. While one is under way the ring's memory is left alone: polls find nothing, and
-releases wait their turn in ``_deferred``.
+Everything about the ring's state happens in plain calls on the event loop. Two steps take longer, and
+while one of them is under way polls find nothing:
+
+* a fence. The ring's memory is left alone meanwhile; releases wait their turn in ``_deferred``.
+* the hash of a large payload. It is computed in a thread, so that the loop goes on receiving and
+  answering; then the ring is polled again, with the hash at hand. Had a session ended in between,
+  bytes may have landed behind the hash, and it is computed once more.
 """
 
 import asyncio
 import random
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
@@ -21,13 +25,17 @@ from transports.driver import RegionRun, run_on_region
 from transports.errors import ChannelClosed, HandshakeRefused
 from transports.introductions import Hello, Welcome
 from transports.memory import Accepted, Listener, Region
+from transports.operations import Bytes
 from transports.ring import Consumer, Geometry
 from transports.ring import Delivery as RingDelivery
-from transports.ring.layout import GENERATION_MAX
+from transports.ring.layout import GENERATION_MAX, hash_payload
 
 DEFAULT_GEOMETRY: Final = Geometry(slot_count=1024, payload_bytes=64 << 20, session_count=64)
 
 _REFUSED_MAX: Final = 4096
+_HASH_ELSEWHERE_BYTES: Final = 4 << 20
+"""From this length on a payload is hashed in a thread: the event loop would stand for longer than the
+thread costs."""
 _POLLS_BEFORE_YIELD: Final = 64
 """Deliveries in a row after which ``receive`` lets other tasks run, though more are waiting."""
 
@@ -55,6 +63,31 @@ class Delivery:
     held: RingDelivery = field(repr=False)
 
 
+class _HashElsewhere(Exception):  # noqa: N818  # no error: it ends a poll that has changed nothing
+    """The payload at the cursor is large: hash it in a thread, then poll again."""
+
+    def __init__(self, payload: Sequence[Bytes]) -> None:
+        super().__init__()
+        self.payload = payload
+
+
+class _PatientConsumer(Consumer):
+    """Leaves the hash of a large payload to whoever polls."""
+
+    hashes_here = False
+    """Compute every hash in place: after a fence, and in the poll for which one was computed elsewhere."""
+    computed: int | None = None
+    """The hash of the payload at the cursor; good for one look."""
+
+    def _hash_payload(self, payload: Sequence[Bytes]) -> int:
+        computed, self.computed = self.computed, None
+        if computed is not None:
+            return computed
+        if not self.hashes_here and sum(map(len, payload)) >= _HASH_ELSEWHERE_BYTES:
+            raise _HashElsewhere(payload)
+        return super()._hash_payload(payload)
+
+
 class Receiver:
     """Receives the messages of many senders; opened by ``open_receiver``."""
 
@@ -67,7 +100,7 @@ class Receiver:
         self._loop = asyncio.get_running_loop()
         # Generations tell one life of an inbox from the next; chance keeps them apart without a store.
         self._generation = rng.randint(1, GENERATION_MAX)
-        self._consumer = Consumer(
+        self._consumer = _PatientConsumer(
             geometry,
             generation=self._generation,
             lease_seconds=leniency.lease_seconds,
@@ -78,9 +111,11 @@ class Receiver:
         self._waiters: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._opening = asyncio.Lock()
-        self._settled = asyncio.Event()
-        self._settled.set()
-        self._recovered: deque[Delivery] = deque()
+        self._fencing = False
+        self._hashing = False
+        self._sessions_ended = 0
+        self._notifications = 0
+        self._ready: deque[Delivery] = deque()
         self._deferred: list[Callable[[], None]] = []
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._failure: BaseException | None = None
@@ -130,17 +165,11 @@ class Receiver:
             ChannelClosed: The receiver was closed.
         """
         self._check()
-        if self._recovered:
-            return self._recovered.popleft()
-        if not self._settled.is_set():
+        if self._ready:
+            return self._ready.popleft()
+        if self._fencing or self._hashing:
             return None
-        poll = RegionRun(self._consumer.poll(self._clock()), self._open_region().view)
-        poll.advance()
-        if poll.finished:
-            return self._hand_over(poll.result)
-        self._settled.clear()
-        self._background.start(self._recover(poll))
-        return None
+        return self._poll()
 
     def release(self, delivery: Delivery) -> None:
         """Give the message's bytes back to the senders; any order of messages is allowed.
@@ -149,7 +178,7 @@ class Receiver:
         """
         if self._failure is not None:
             return
-        if not self._settled.is_set():
+        if self._fencing:
             self._deferred.append(lambda: self.release(delivery))
             return
         with suppress(BufferError):  # views derived from it keep it open; the ring cannot see those
@@ -170,12 +199,12 @@ class Receiver:
 
     async def _fence_out(self, identity: str) -> None:
         async with self._opening:
-            await self._settled.wait()
             session = self._consumer.session_of(identity)
             if session is not None:
                 await self._open_region().fence([session])
-                await self._settled.wait()
                 self._consumer.close_session(session)
+                self._sessions_ended += 1
+                self._wake()
 
     async def close(self) -> None:
         """Stop serving the region; whoever waits in ``receive`` gets ``ChannelClosed``. Idempotent."""
@@ -191,7 +220,7 @@ class Receiver:
                 name,
                 self._geometry.region_bytes,
                 accept=self._accept,
-                on_notify=self._wake,
+                on_notify=self._notified,
                 on_session_lost=self._lost,
             )
             run_on_region(self._consumer.initialise(), self._region.view)
@@ -205,6 +234,7 @@ class Receiver:
             if earlier is not None:
                 await self._open_region().fence([earlier])
                 self._consumer.close_session(earlier)
+                self._sessions_ended += 1
             session, first_number = self._consumer.open_session(identity)
         welcome = Welcome(
             generation=self._generation,
@@ -214,23 +244,65 @@ class Receiver:
         )
         return Accepted(session, welcome.to_bytes())
 
-    def _lost(self, session: int) -> None:
-        # Allowed during a recovery too: it only changes the consumer's books.
-        self._consumer.close_session(session)
+    def _notified(self) -> None:
+        self._notifications += 1
         self._wake()
 
-    async def _recover(self, poll: RegionRun[RingDelivery | None]) -> None:
+    def _lost(self, session: int) -> None:
+        # Allowed during a fence too: it only changes the consumer's books.
+        self._consumer.close_session(session)
+        self._sessions_ended += 1
+        self._wake()
+
+    def _poll(self) -> Delivery | None:
+        """Look at the ring once; what takes longer goes on in the background and ends in ``_ready``."""
+        poll = RegionRun(self._consumer.poll(self._clock()), self._open_region().view)
+        try:
+            poll.advance()
+        except _HashElsewhere as large:
+            self._hashing = True
+            self._background.start(self._hash(large.payload))
+            return None
+        if poll.finished:
+            return self._hand_over(poll.result)
+        self._fencing = True
+        self._background.start(self._fence(poll))
+        return None
+
+    async def _hash(self, payload: Sequence[Bytes]) -> None:
+        before = self._notifications
+        computed = ended = -1
+        while ended != self._sessions_ended:
+            ended = self._sessions_ended
+            computed = await asyncio.to_thread(hash_payload, payload)
+        self._hashing = False
+        self._consumer.computed, self._consumer.hashes_here = computed, True
+        try:
+            delivery = self._poll()
+        finally:
+            self._consumer.computed, self._consumer.hashes_here = None, False
+        if delivery is not None:
+            self._ready.append(delivery)
+        if delivery is not None or self._notifications != before:
+            self._wake()
+        else:
+            # Not what was hashed in the first place: hashing it again at once would find the same.
+            self._set_timer()
+
+    async def _fence(self, poll: RegionRun[RingDelivery | None]) -> None:
         region = self._open_region()
+        self._consumer.hashes_here = True
         while not poll.finished:
             await region.fence(poll.wants_fenced)
             poll.advance()
-        self._settled.set()
+        self._consumer.hashes_here = False
+        self._fencing = False
         deferred, self._deferred = self._deferred, []
         for action in deferred:
             action()
         delivery = self._hand_over(poll.result)
         if delivery is not None:
-            self._recovered.append(delivery)
+            self._ready.append(delivery)
         region.nudge()
         self._wake()
 
@@ -252,13 +324,18 @@ class Receiver:
         """Wait for a notification, or for the moment at which a sender's lease ends."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
-        deadline = self._consumer.next_deadline() if self._settled.is_set() else None
-        if deadline is not None and self._timer is None:
-            self._timer = self._loop.call_later(max(0.0, deadline - self._clock()), self._lease_over)
+        if not (self._fencing or self._hashing):
+            self._set_timer()
         try:
             await waiter
         finally:
             self._waiters.discard(waiter)
+
+    def _set_timer(self) -> None:
+        """Wake at the end of the lease that is running, for those who wait by then."""
+        deadline = self._consumer.next_deadline()
+        if deadline is not None and self._timer is None:
+            self._timer = self._loop.call_later(max(0.0, deadline - self._clock()), self._lease_over)
 
     def _lease_over(self) -> None:
         self._timer = None

@@ -259,6 +259,7 @@ class TcpMemory(RemoteMemory):
         self.wire.close()
         if not self._opened.done():
             self._opened.set_exception(self._not_opened(error))
+            self._opened.exception()  # perhaps nobody waits for it yet, or any more
         questions, self._questions = self._questions, {}
         for question in questions.values():
             if not question.answer.done():

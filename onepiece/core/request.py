@@ -29,7 +29,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from onepiece.core.request_record import (
     GivenUp,
@@ -215,10 +215,38 @@ Effect: TypeAlias = Publish | StopStages | ReleaseRetained | Settled | Sending
 
 @define
 class _Record:
-    status: RequestStatus
+    """A request as it is now; ``status`` is what is shown of it, made when somebody looks."""
+
+    uid: str
+    workflow: str
+    accepted_at: float
+    deadline_at: float
     progress: StageProgress
+    key: str | None
+    state: RequestState = RequestState.ACCEPTED
+    finished_at: float | None = None
+    error: Mapping[str, Any] | None = None
+    result_bytes: int | None = None
+    content_type: str | None = None
     events: list[RequestEvent] = field(factory=list)
     next_sequence: int = 0
+
+    @property
+    def status(self) -> RequestStatus:
+        """The record as it stands, unaffected by what comes later."""
+        return RequestStatus(
+            uid=self.uid,
+            workflow=self.workflow,
+            state=self.state,
+            accepted_at=self.accepted_at,
+            deadline_at=self.deadline_at,
+            finished_at=self.finished_at,
+            stages=self.progress.states(),
+            error=self.error,
+            result_bytes=self.result_bytes,
+            content_type=self.content_type,
+            key=self.key,
+        )
 
 
 @define
@@ -281,16 +309,14 @@ class RequestTable:
             case RequestBroke():
                 return self._fail(record, event.error, now, stage=event.stage, node=event.node_id)
             case CancelAsked():
-                uid = record.status.uid
-                error = RequestCancelled(f"request {uid} was cancelled", uid=uid)
+                error = RequestCancelled(f"request {record.uid} was cancelled", uid=record.uid)
                 return self._end(record, RequestState.CANCELLED, error.to_wire(), now)
             case _:
                 return []  # it names a stage that the workflow does not have
 
     def next_deadline(self) -> float | None:
         """When a ``Tick`` is due: the earliest deadline of a live request."""
-        deadlines = (record.status.deadline_at for record in self._live.values())
-        return min((at for at in deadlines if at is not None), default=None)
+        return min((record.deadline_at for record in self._live.values()), default=None)
 
     def uid_of_key(self, key: str) -> str | None:
         """The request that was accepted under this idempotency key, if it is still known."""
@@ -307,9 +333,17 @@ class RequestTable:
     def statuses(self, *, limit: int, state: str | None) -> list[RequestStatus]:
         """The newest first."""
         records = itertools.chain(reversed(self._live.values()), reversed(self._ended.values()))
-        wanted = (r.status for r in records if state is None or r.status.state.value == state)
-        newest = heapq.nlargest(limit, wanted, key=lambda status: (status.accepted_at, status.uid))
-        return list(newest)
+        wanted = (record for record in records if state is None or record.state.value == state)
+        newest = heapq.nlargest(limit, wanted, key=lambda record: (record.accepted_at, record.uid))
+        return [record.status for record in newest]
+
+    def is_live(self, uid: str) -> bool:
+        """The request is known and has not ended."""
+        return uid in self._live
+
+    def state(self, uid: str) -> RequestState:
+        """Raises ``UnknownRequest``."""
+        return self._record(uid).state
 
     def live_uids(self) -> tuple[str, ...]:
         """Requests that have not ended."""
@@ -319,8 +353,8 @@ class RequestTable:
         """Forget the live requests: this proxy was declared dead, and others may own them by now."""
         for uid in self.live_uids():
             record = self._live.pop(uid)
-            if record.status.key is not None:
-                del self._keys[record.status.key]
+            if record.key is not None:
+                del self._keys[record.key]
 
     def live_count(self) -> int:
         """Requests that have not ended."""
@@ -367,31 +401,22 @@ class RequestTable:
         assert uid not in self._live
         assert uid not in self._ended
         progress = StageProgress(uid, accepted.plan, self.lives_max, self.resends_max)
-        status = RequestStatus(
-            uid=uid,
-            workflow=accepted.workflow,
-            state=state,
-            accepted_at=accepted_at,
-            deadline_at=accepted.deadline_at,
-            finished_at=None,
-            stages=progress.states(),
-            key=accepted.key,
+        record = self._live[uid] = _Record(
+            uid, accepted.workflow, accepted_at, accepted.deadline_at, progress, accepted.key, state
         )
-        record = self._live[uid] = _Record(status, progress)
         if accepted.key is not None:
             self._keys[accepted.key] = uid
         return record
 
     def _go_on(self, record: _Record, now: float) -> list[Effect]:
         """Send what the request needs, or end it if that cannot be."""
-        record.status = evolve(record.status, stages=record.progress.states())
         sendings = record.progress.advance()
         if isinstance(sendings, GivenUp):
             return self._give_up(record, sendings, now)
         return list(sendings)
 
     def _give_up(self, record: _Record, why: GivenUp, now: float) -> list[Effect]:
-        uid = record.status.uid
+        uid = record.uid
         kind = StageFailed if why.is_poison else NodeLost
         advice = "the input kills the stage" if why.is_poison else "submit it again"
         error = kind(f"{why.stage} of request {uid}: {why.reason}; {advice}", uid=uid, stage=why.stage)
@@ -406,7 +431,7 @@ class RequestTable:
         record.progress.head(event.heading, self._dead)
         if not is_news:
             return []
-        record.status = evolve(record.status, state=RequestState.RUNNING, stages=record.progress.states())
+        record.state = RequestState.RUNNING
         emitted = self._emit(
             record, event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
         )
@@ -416,12 +441,8 @@ class RequestTable:
 
     def _finish(self, record: _Record, event: ResultArrived, now: float) -> list[Effect]:
         record.progress.finish()
-        record.status = evolve(
-            record.status,
-            result_bytes=event.result_bytes,
-            content_type=event.content_type,
-            stages=record.progress.states(),
-        )
+        record.result_bytes = event.result_bytes
+        record.content_type = event.content_type
         detail = {"result_bytes": event.result_bytes, "content_type": event.content_type}
         return self._end(record, RequestState.FINISHED, None, now, detail=detail)
 
@@ -448,16 +469,16 @@ class RequestTable:
         detail: Mapping[str, Any] | None = None,
     ) -> list[Effect]:
         assert state.is_final
-        status = record.status = evolve(record.status, state=state, finished_at=now, error=error)
+        record.state, record.finished_at, record.error = state, now, error
         final = self._emit(
             record, _FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {}
         )
-        effects: list[Effect] = [final, Settled(status.uid, status.workflow, state)]
+        effects: list[Effect] = [final, Settled(record.uid, record.workflow, state)]
         if error is not None:
-            effects.append(StopStages(status.uid, error))
+            effects.append(StopStages(record.uid, error))
         else:
-            effects.append(ReleaseRetained(status.uid, frozenset(record.progress.node_ids())))
-        self._ended[status.uid] = self._live.pop(status.uid)
+            effects.append(ReleaseRetained(record.uid, frozenset(record.progress.node_ids())))
+        self._ended[record.uid] = self._live.pop(record.uid)
         self._forget(now)
         return effects
 
@@ -478,14 +499,13 @@ class RequestTable:
     def _expire(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for record in list(self._live.values()):
-            status = record.status
-            if status.deadline_at is None or now < status.deadline_at:
+            if now < record.deadline_at:
                 continue
             open_stages = record.progress.open_stages()
             error = DeadlineExceeded(
-                f"request {status.uid} missed its deadline after {now - status.accepted_at:.1f} s, in "
+                f"request {record.uid} missed its deadline after {now - record.accepted_at:.1f} s, in "
                 f"{', '.join(open_stages) or 'no stage yet'}; allow more time or fewer steps",
-                uid=status.uid,
+                uid=record.uid,
                 stages=open_stages,
             )
             effects += self._fail(record, error.to_wire(), now)
@@ -495,13 +515,13 @@ class RequestTable:
         """Drop ended records that are too old or too many; they stand in order of their end."""
         while self._ended:
             record = next(iter(self._ended.values()))
-            finished_at = record.status.finished_at
+            finished_at = record.finished_at
             assert finished_at is not None
             if len(self._ended) <= self.records_max and now - finished_at <= self.keep_seconds:
                 return
-            del self._ended[record.status.uid]
-            if record.status.key is not None:
-                del self._keys[record.status.key]
+            del self._ended[record.uid]
+            if record.key is not None:
+                del self._keys[record.key]
 
     def _emit(
         self,
@@ -514,7 +534,7 @@ class RequestTable:
         detail: Mapping[str, Any] | None = None,
     ) -> Publish:
         event = RequestEvent(
-            uid=record.status.uid,
+            uid=record.uid,
             sequence=record.next_sequence,
             kind=kind,
             at=at,

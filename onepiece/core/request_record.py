@@ -184,11 +184,13 @@ class StageProgress:
     def report(self, stage: str, kind: EventKind, node_id: str) -> bool:
         """A stage said something; False if it is old news."""
         progress = self._stages[stage]
-        state = _STATES.get(kind, progress.state)
-        if progress.state == FINISHED and kind is EventKind.STAGE_FINISHED:
-            return False
-        if _ORDER[state] < _ORDER[progress.state]:
-            return progress.node_id == node_id
+        state = _STATES.get(kind)
+        if state is None:
+            return progress.node_id in {None, node_id}
+        is_ahead = _ORDER[state] > _ORDER[progress.state]
+        is_elsewhere = _ORDER[state] == _ORDER[progress.state] and progress.node_id != node_id
+        if not is_ahead and (state == FINISHED or not is_elsewhere):
+            return False  # told twice: each report says all, and so does what comes with the result
         progress.state = state
         progress.node_id = node_id
         progress.awaited.clear()

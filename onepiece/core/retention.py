@@ -18,7 +18,6 @@ what was computed; so the bound may be exceeded by what the workers of one node 
 
 import enum
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import Generic, TypeAlias, TypeVar
 
 from attrs import define, field, frozen
@@ -170,9 +169,17 @@ class RetentionTable(Generic[Message]):
         """The graph nodes of a request whose outputs are held."""
         return tuple(sorted({key.source for key in self._by_uid.get(uid, ())}))
 
-    def keys(self) -> Iterable[OutputKey]:
+    def keys(self) -> tuple[OutputKey, ...]:
         """What is held, oldest first."""
-        return self._held.keys()
+        return tuple(self._held)
+
+    def uids(self) -> tuple[str, ...]:
+        """The requests with something held."""
+        return tuple(self._by_uid)
+
+    def keys_of(self, uid: str) -> tuple[OutputKey, ...]:
+        """What is held of one request."""
+        return tuple(self._by_uid.get(uid, ()))
 
     def check_invariants(self) -> None:
         """The sums are those of what is held."""

@@ -52,6 +52,7 @@ class ActorHost:
         self._imports = imports
         self._tasks = tasks
         self._hosted: dict[int, _Hosted] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._manager_epoch = 0
 
     def attach(self, control: ControlService) -> None:
@@ -102,8 +103,15 @@ class ActorHost:
         for hosted in self._hosted.values():
             if hosted.task is not None:
                 hosted.task.cancel()
+                self._ending.add(hosted.task)
+                hosted.task.add_done_callback(self._ending.discard)
         self._hosted.clear()
         self._manager_epoch = 0
+
+    async def all_gone(self) -> None:
+        """Wait until the actors that were dropped have ended; a stage that blocks its thread delays this."""
+        while self._ending:
+            await asyncio.wait(self._ending)
 
     def _report_of(self, hosted: _Hosted) -> ActorReport:
         assert hosted.actor is not None

@@ -167,6 +167,7 @@ class SubmissionReader:
                 field="workflow",
             )
         if workflow not in known:
+            self.frontend.check_admission(workflow, None)  # may know more of why
             raise UnknownWorkflow(
                 f"no workflow {workflow[:100]!r} is registered; there are: "
                 + (", ".join(sorted(known)) or "none"),

@@ -3,7 +3,8 @@
 A heartbeat goes to the manager every ``heartbeat_seconds`` and at once when an actor's state changes.
 It names the route table this node has, so that a table that was lost is sent again. A node that the
 manager declared dead, for example since it was stopped for longer than the lease, is told so
-(``Expel``): it ends its actors, takes a higher incarnation and joins anew with nothing.
+(``Expel``): it ends its actors, and when they are gone, and the memory of their models with them, it
+takes a higher incarnation and joins anew with nothing.
 """
 
 import asyncio
@@ -62,6 +63,7 @@ class Member:
         self._table_came = asyncio.Event()
         self.draining = False
         self._has_left = False
+        self._is_expelled = False
 
     def attach(self, control: ControlService, host: ActorHost | None) -> None:
         """Receive tables and expulsions."""
@@ -82,6 +84,8 @@ class Member:
         """Send heartbeats until this node has left, or until cancelled."""
         while not self._has_left:
             self._news.clear()
+            if self._is_expelled:
+                await self._become_anew()
             self._send()
             try:
                 async with asyncio.timeout(self._heartbeat_seconds):
@@ -105,7 +109,8 @@ class Member:
             self._table_came.set()
 
     def _on_expel(self, expel: Expel) -> None:
-        if self._has_left or (expel.node_id, expel.incarnation) != (self.info.node_id, self.info.incarnation):
+        mine = (self.info.node_id, self.info.incarnation)
+        if self._has_left or self._is_expelled or (expel.node_id, expel.incarnation) != mine:
             return
         get_logger().warning("node_expelled", reason=expel.reason, may_rejoin=expel.may_rejoin)
         if not expel.may_rejoin:
@@ -113,11 +118,18 @@ class Member:
             return
         if self._host is not None:
             self._host.drop_all()
+        self._is_expelled = True
+        self.wake()
+
+    async def _become_anew(self) -> None:
+        """Take a higher incarnation, once nothing is left of what this one ran."""
+        if self._host is not None:
+            await self._host.all_gone()
         incarnation = max(self.info.incarnation + 1, int(self._now() * 1000))
         self.info = evolve(self.info, incarnation=incarnation)
         self._identity.incarnation = incarnation
         self._on_new_life()
-        self.wake()
+        self._is_expelled = False
 
     async def follow_routes(self) -> None:
         """Import the workflows of each newer table, then let the node use it; until cancelled."""
@@ -126,9 +138,9 @@ class Member:
             self._table_came.clear()
             table = self._newest
             assert table is not None
-            graphs = await self._graphs(table)
+            graphs, unusable = await self._graphs(table)
             changes = diff(self._routes.table, table)
-            self._routes.update(table, graphs)
+            self._routes.update(table, graphs, unusable)
             gone = frozenset(node.life for node in changes.nodes_gone)
             for node in changes.nodes_gone:
                 self._outbox.drop(f"{node.address}/{CONTROL_REGION}")
@@ -146,13 +158,16 @@ class Member:
         """What a dead node sends under its old life is not taken any more, should it come back."""
         self._inboxes.refuse(lives)
 
-    async def _graphs(self, table: RouteTable) -> dict[str, WorkflowGraph]:
+    async def _graphs(self, table: RouteTable) -> tuple[dict[str, WorkflowGraph], dict[str, str]]:
         graphs: dict[str, WorkflowGraph] = {}
+        unusable: dict[str, str] = {}
         for workflow in table.workflows:
             try:
                 imported = await self._imports.get(workflow.module, workflow.digest)
             except OnePieceError as error:
-                get_logger().error("workflow_unusable", workflow=workflow.name, error=error.message)
+                if self._routes.unusable.get(workflow.name) != error.message:
+                    get_logger().error("workflow_unusable", workflow=workflow.name, error=error.message)
+                unusable[workflow.name] = error.message
                 continue
             graphs[workflow.name] = imported.graph
-        return graphs
+        return graphs, unusable

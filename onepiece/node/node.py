@@ -26,11 +26,12 @@ from attrs import define, evolve, field, frozen
 from onepiece.core.admission import BudgetLimits, RequestBudget
 from onepiece.core.inventory import Device, NodeInfo
 from onepiece.core.retention import RetentionTable
-from onepiece.errors import ConfigError
+from onepiece.errors import ConfigError, OnePieceError
 from onepiece.ids import new_node_name
 from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION
 from onepiece.node.actor_host import ActorHost
+from onepiece.node.advertising import advertised, advertised_host
 from onepiece.node.control import ControlService
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
@@ -47,7 +48,7 @@ from onepiece.runtime.outbox import open_outbox
 from onepiece.runtime.retainer import Output, Retainer
 from onepiece.runtime.workflows import WorkflowImports
 from onepiece.store import Durability, RequestLog, ResultStore, StoreOptions
-from transports import Listener, ListenFailed, Options, Receiver
+from transports import Address, Listener, ListenFailed, Options, Receiver
 
 _CLOSE_SECONDS = 2.0
 _SPILL_SECONDS = 30 * 24 * 3600.0
@@ -64,6 +65,13 @@ class StopSignal:
 
     drain: asyncio.Event = field(factory=asyncio.Event)
     now: asyncio.Event = field(factory=asyncio.Event)
+    reason: str | None = None
+    """Why the set wants this node to stop, if it does."""
+
+    def order(self, reason: str) -> None:
+        """Stop the node since the set will not have it; saying so again changes nothing."""
+        self.reason = reason
+        self.drain.set()
 
     def request(self) -> None:
         """Ask the node to stop; the second time at once."""
@@ -147,7 +155,8 @@ async def open_node(
     async with contextlib.AsyncExitStack() as stack:
         state_dir = stack.enter_context(open_state_directory(options.state_dir))
         listener = await stack.enter_async_context(transport.listen(options.listen, wire))
-        info = make_info(options, str(listener.address), None, parts)
+        address = advertised(listener.address, options.advertise, options.join)
+        info = make_info(options, str(address), None, parts)
         node = await _compose(options, wire, listener, info, state_dir, stop, parts, stack)
         if options.ready_file is not None:
             _write_ready_file(options.ready_file, node)
@@ -190,6 +199,7 @@ async def _compose(
     wake = _Wake()
     env = Environment(
         identity=identity,
+        address=Address.parse(info.address),
         control_address=control_address,
         inboxes=Inboxes(listener, clock=parts.monotonic, rng=parts.rng),
         outbox=outbox,
@@ -207,7 +217,7 @@ async def _compose(
     proxy = _make_proxy(options, env, tasks)
     if proxy is not None:
         http_port = await stack.enter_async_context(_serve_http(options, proxy, parts))
-        info = evolve(info, http=f"http://{_http_host(options.http)}:{http_port}")
+        info = evolve(info, http=_http_url(options.http, http_port, env.address))
     member = _make_member(options, info, env, imports, proxy, stop)
     wake.target = member.wake
     member.attach(control, host)
@@ -321,8 +331,9 @@ def _make_proxy(options: NodeOptions, env: Environment, tasks: asyncio.TaskGroup
     )
 
 
-def _http_host(text: str) -> str:
-    return text.rpartition(":")[0]
+def _http_url(text: str, port: int, own: Address) -> str:
+    host = advertised_host(text.rpartition(":")[0], own)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @contextlib.asynccontextmanager
@@ -387,7 +398,10 @@ def _write_ready_file(path: Path, node: Node) -> None:
 
 
 async def run_node(options: NodeOptions, stop: StopSignal) -> bool:
-    """Run a node until it is told to stop; says whether it had finished all it held."""
+    """Run a node until it is told to stop; says whether it had finished all it held.
+
+    Raises ``OnePieceError`` if it is the set that told it, and what ``open_node`` raises.
+    """
     async with open_node(options, stop) as node:
         return await serve_until_stopped(node, stop)
 
@@ -402,6 +416,8 @@ async def serve_until_stopped(node: Node, stop: StopSignal) -> bool:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FAREWELL_SECONDS):
             await node.env.outbox.flushed()
+    if stop.reason is not None:
+        raise OnePieceError(f"{node.info.node_id} had to stop: {stop.reason}")
     return drained
 
 
@@ -421,7 +437,6 @@ async def _until_drained(node: Node, stop: StopSignal) -> bool:
 async def run_dev(workflow: str, *, http: str, listen: str) -> None:
     """Run everything in one process, for ``onepiece dev``; until cancelled or a signal stops it."""
     from onepiece.node.__main__ import watch_signals
-    from transports import Address
 
     options = NodeOptions(listen=Address.parse(listen), http=http, workflows=(workflow,), drain_seconds=5.0)
     stop = StopSignal()

@@ -26,6 +26,7 @@ class NodeOptions:
 
     roles: frozenset[str] = frozenset(ROLES)
     listen: Address = field(factory=lambda: Address("tcp", "127.0.0.1", 0))
+    advertise: str | None = None
     join: Address | None = None
     http: str = "127.0.0.1:0"
     devices: tuple[str, ...] = ()
@@ -135,6 +136,7 @@ def _level(value: str) -> str:
 _ROWS: Final = (
     _Row("roles", "what this node does", _roles, "worker,proxy,store,manager"),
     _Row("listen", "where other nodes reach it; port 0 takes a free one", _address, "ADDRESS"),
+    _Row("advertise", "host under which others reach it (where it listens on 0.0.0.0)", _text, "HOST"),
     _Row("join", "any node of the set that has the role manager", _address, "ADDRESS"),
     _Row("http", "where clients reach its proxy", _host_port, "HOST:PORT"),
     _Row("devices", "devices of its actors (default: every GPU, else cpu:0)", _text, "cpu:0=4GiB", many=True),

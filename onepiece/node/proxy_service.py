@@ -79,6 +79,9 @@ class ProxyService:
         if self._env.routes.table.epoch == _NO_TABLE:
             raise NotReady(f"{self._env.node_id} has just started and has not heard from the manager yet")
         graph = self._env.routes.graphs.get(workflow)
+        if graph is None and workflow in self._env.routes.unusable:
+            why = self._env.routes.unusable[workflow]
+            raise NotReady(f"{self._env.node_id} cannot serve {workflow}: {why}", workflow=workflow)
         if graph is None:
             known = ", ".join(sorted(self._env.routes.graphs)) or "none"
             raise UnknownWorkflow(
@@ -96,6 +99,7 @@ class ProxyService:
         """Whether requests can be served now, and what is missing."""
         table = self._env.routes.table
         waiting = list(table.waiting_for())
+        waiting += [f"{name}: {reason}" for name, reason in self._env.routes.unusable.items()]
         if not table.workflows:
             waiting.append("no workflow is registered yet")
         ready = not waiting and not self.draining

@@ -119,9 +119,7 @@ class RecordKeeper:
             stores = self.stores()
             nodes.update({name: stores[name] for name in copy_holders(key, stores, 1)})
         for node in nodes.values():
-            self._env.outbox.post(
-                f"{node.address}/{CONTROL_REGION}", DropRecords((uid,)), linger_seconds=0.05
-            )
+            self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", DropRecords((uid,)), lingers=True)
 
     async def orphans(self, living: Sequence[str]) -> dict[str, RequestRecord]:
         """Records whose owner is not among the ``living``, by UID; of several copies the newest."""

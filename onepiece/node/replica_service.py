@@ -10,6 +10,7 @@ at most ``COPY_BYTES_MAX`` of them are in this node's hands at once.
 """
 
 import asyncio
+import functools
 import math
 from collections.abc import Mapping
 from typing import Final
@@ -140,7 +141,7 @@ class ReplicaService:
         return {"copies_pending": self._machine.pending, **self._counts}
 
     async def take_copy(self, inbox: Receiver, delivery: Delivery) -> None:
-        """Take in a message of ``KIND_COPY`` that came through the store's ring, and say when it is durable."""
+        """Take in a message of ``KIND_COPY`` from the store's ring, and say when it is durable."""
         try:
             unpacked = unpack(delivery.payload, CopyInput)
             header = unpacked.header
@@ -203,6 +204,9 @@ class ReplicaService:
             self._counts["copies_sent"] += 1
             self._handle(CopyTaken(order.number))
 
+    def _has_room_for(self, length: int) -> bool:
+        return not self._bytes_in_hand or self._bytes_in_hand + length <= COPY_BYTES_MAX
+
     async def _bring(self, peer: str, uid: str) -> None:
         """Have the peer hold what stands here under the UID; raises why it does not."""
         for attempt in range(1, _READ_ATTEMPTS + 1):
@@ -210,11 +214,7 @@ class ReplicaService:
             if not found:
                 return
             length = found[0].total_bytes
-            await self._room.wait_for(
-                lambda length=length: (
-                    not self._bytes_in_hand or self._bytes_in_hand + length <= COPY_BYTES_MAX
-                )
-            )
+            await self._room.wait_for(functools.partial(self._has_room_for, length))
             self._bytes_in_hand += length
             try:
                 value = b"".join(await self._store.value(found[0]))

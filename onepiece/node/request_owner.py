@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from attrs import define, evolve, field, frozen
 
-from onepiece.codec import CodecError, materialise, unpack
+from onepiece.codec import CodecError, decode_control, materialise, unpack
 from onepiece.core.admission import RequestBudget
 from onepiece.core.request import (
     Accepted,
@@ -55,7 +55,9 @@ from onepiece.messages import (
     ResendOutput,
     ResultStored,
     StageInput,
+    StageProgress,
     StageReport,
+    StageReports,
     StageWasLost,
     StopRequest,
     StoreFailure,
@@ -119,7 +121,9 @@ class RequestOwner:
 
     def attach(self, control: ControlService) -> None:
         """Receive what actors, retaining nodes and stores report."""
+        control.on(StageReports, self._on_reports)
         control.on(StageReport, self._on_report)
+        control.on(StageProgress, self._on_progress)
         control.on(RequestErrored, self._on_errored)
         control.on(ResultStored, self._on_stored)
         control.on(OutputHeaded, lambda message: self._handle(Headed(message.uid, message.heading)))
@@ -228,22 +232,52 @@ class RequestOwner:
 
     # --- what the set reports ------------------------------------------------------------------
 
+    def _on_reports(self, message: StageReports) -> None:
+        for uid, body in message.reports:
+            if not self._table.is_live(uid):
+                continue  # it ended before this could be told
+            try:
+                report = decode_control(body)
+            except CodecError as error:
+                get_logger().warning("report_refused", uid=uid, error=error.message)
+                continue
+            if isinstance(report, StageReport):
+                self._on_report(report)
+            elif isinstance(report, StageProgress):
+                self._on_progress(report)
+
     def _on_report(self, report: StageReport) -> None:
+        """Tell apart what a report says; the table leaves out what it knows already."""
+        moments = (
+            (EventKind.QUEUED, report.queued_at),
+            (EventKind.STAGE_STARTED, report.started_at),
+            (EventKind.STAGE_FINISHED, report.finished_at),
+        )
+        for kind, at in moments:
+            if at is not None:
+                is_end = kind is EventKind.STAGE_FINISHED
+                detail, heading = (report.detail, report.heading) if is_end else ({}, {})
+                self._handle(
+                    StageReported(
+                        report.uid, kind, report.stage, report.node_id, report.life, at, detail, heading
+                    )
+                )
+
+    def _on_progress(self, progress: StageProgress) -> None:
         try:
-            kind = EventKind(report.kind)
+            kind = EventKind(progress.kind)
         except ValueError:
-            get_logger().warning("report_refused", kind=report.kind, node=report.node_id)
+            get_logger().warning("report_refused", kind=progress.kind, node=progress.node_id)
             return
         self._handle(
             StageReported(
-                report.uid,
+                progress.uid,
                 kind,
-                report.stage,
-                report.node_id,
-                report.life,
-                report.at,
-                report.detail,
-                report.heading,
+                progress.stage,
+                progress.node_id,
+                progress.life,
+                progress.at,
+                progress.detail,
             )
         )
 
@@ -258,18 +292,7 @@ class RequestOwner:
 
     def _on_stored(self, stored: ResultStored) -> None:
         self._results.note(stored.uid, stored.node_id)
-        for each in stored.trail:
-            self._handle(
-                StageReported(
-                    stored.uid,
-                    EventKind.STAGE_FINISHED,
-                    each.stage,
-                    each.node_id,
-                    each.life,
-                    each.at,
-                    each.detail,
-                )
-            )
+        self._on_reports(StageReports(tuple((stored.uid, report) for report in stored.trail.values())))
         self._handle(ResultArrived(stored.uid, stored.result_bytes, stored.content_type))
 
     # --- carrying out --------------------------------------------------------------------------
@@ -321,7 +344,7 @@ class RequestOwner:
         for node in self._env.routes.table.nodes:
             if node.life in lives:
                 address = f"{node.address}/{CONTROL_REGION}"
-                self._env.outbox.post(address, ReleaseRequests((uid,)), linger_seconds=0.05)
+                self._env.outbox.post(address, ReleaseRequests((uid,)), lingers=True)
 
     def _send_inputs(self, uid: str, sendings: Sequence[SendInputs]) -> None:
         owned = self._owned.get(uid)

@@ -5,11 +5,11 @@ through one ring; while it is full, the stages that produce results wait, which 
 """
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 from onepiece.codec import CodecError, materialise, unpack
-from onepiece.errors import OnePieceError, StoreFull
-from onepiece.limits import REPORT_LINGER_SECONDS, RESULT_PIECE_BYTES_MAX
+from onepiece.errors import OnePieceError
+from onepiece.limits import RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.messages import (
     KIND_RECORD,
@@ -78,7 +78,7 @@ class StoreService:
             try:
                 await self._store.expire(self._env.now())
                 await self._records.expire()
-            except StoreFull as error:
+            except OnePieceError as error:
                 get_logger().warning("store_expire_failed", error=str(error))
 
     async def _take(self, inbox: Receiver, delivery: Delivery) -> None:
@@ -115,8 +115,8 @@ class StoreService:
                 total_bytes, content_type = record.total_bytes, record.content_type
             else:
                 total_bytes, content_type = len(value), header.content_type
-        except OnePieceError as error:
-            errored = RequestErrored(header.uid, None, self._env.node_id, error.to_wire())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the owner must hear of it
+            errored = RequestErrored(header.uid, None, self._env.node_id, self._wire_of(error))
             self._env.break_request(header.owner, errored)
             return
         owner = self._env.owners.get(header.uid, header.owner)
@@ -124,7 +124,7 @@ class StoreService:
             self._env.outbox.post(
                 header.retained_by,
                 Consumed(header.uid, header.source, STORE),
-                linger_seconds=REPORT_LINGER_SECONDS,
+                lingers=True,
             )
         self._env.outbox.post(
             owner,
@@ -160,14 +160,21 @@ class StoreService:
             record = await self._store.meta(ask.uid)
             pieces = [piece async for piece in self._store.read(ask.uid, ask.start, length)]
             answer = ResultPiece(ask.call, record.total_bytes, record.content_type, b"".join(pieces))
-        except OnePieceError as error:
-            answer = ResultPiece(ask.call, 0, "", b"", error.to_wire())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the asker must hear of it
+            answer = ResultPiece(ask.call, 0, "", b"", self._wire_of(error))
         self._env.outbox.post(ask.reply_to, answer)
 
     async def _purge(self, ask: PurgeResult) -> None:
         try:
             await self._store.purge(ask.uid, self._env.now())
             answer = ResultPiece(ask.call, 0, "", b"")
-        except OnePieceError as error:
-            answer = ResultPiece(ask.call, 0, "", b"", error.to_wire())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the asker must hear of it
+            answer = ResultPiece(ask.call, 0, "", b"", self._wire_of(error))
         self._env.outbox.post(ask.reply_to, answer)
+
+    def _wire_of(self, error: Exception) -> dict[str, Any]:
+        """The error for whoever waits; one that nobody foresaw is logged, and told without its insides."""
+        if not isinstance(error, OnePieceError):
+            get_logger().error("store_failed", exc_info=error)
+            error = OnePieceError(f"the result store of {self._env.node_id} failed; its log has the cause")
+        return error.to_wire()

@@ -13,11 +13,11 @@ from attrs import field, frozen
 
 from onepiece.core.routing import RouteEpoch, RouteTable, life_of
 from onepiece.graph import WorkflowGraph
-from onepiece.limits import REPORT_LINGER_SECONDS
-from onepiece.messages import RequestErrored, StageReport
+from onepiece.messages import RequestErrored
 from onepiece.runtime.outbox import Outbox
+from onepiece.runtime.reports import Report
 from onepiece.runtime.retainer import Retainer
-from transports import Geometry, Leniency, Listener, Receiver, open_receiver
+from transports import Address, Geometry, Leniency, Listener, Receiver, open_receiver
 
 _REFUSED_MAX: Final = 1024
 
@@ -28,12 +28,17 @@ class Routes:
     def __init__(self) -> None:
         self.table = RouteTable(RouteEpoch(0, 0))
         self.graphs: Mapping[str, WorkflowGraph] = {}
+        self.unusable: Mapping[str, str] = {}
+        """Registered workflows that this node cannot use, and why: it has another version, for example."""
         self._changed = asyncio.Event()
 
-    def update(self, table: RouteTable, graphs: Mapping[str, WorkflowGraph]) -> None:
+    def update(
+        self, table: RouteTable, graphs: Mapping[str, WorkflowGraph], unusable: Mapping[str, str]
+    ) -> None:
         """Take a newer table and wake who waits."""
         self.table = table
         self.graphs = graphs
+        self.unusable = unusable
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -109,6 +114,8 @@ class Environment:
     """The node as its actors see it."""
 
     identity: Identity
+    address: Address
+    """Where other nodes reach it; the listener may be bound to all addresses of the machine."""
     control_address: str
     inboxes: Inboxes
     outbox: Outbox
@@ -137,10 +144,9 @@ class Environment:
         """This node's name."""
         return self.identity.node_id
 
-    def report(self, owner: str, report: StageReport, *, replaces: object = None) -> None:
-        """Tell a request's owner something; never waits, and lingers so that several go together."""
-        owner = self.owners.get(report.uid, owner)
-        self.outbox.post(owner, report, replaces=replaces, linger_seconds=REPORT_LINGER_SECONDS)
+    def report(self, owner: str, report: Report) -> None:
+        """Tell a request's owner how a stage gets on; never waits."""
+        self.outbox.report(self.owners.get(report.uid, owner), report)
 
     def break_request(self, owner: str, error: RequestErrored) -> None:
         """Tell a request's owner that it cannot go on."""

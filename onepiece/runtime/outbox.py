@@ -5,8 +5,8 @@ it errors are ``TransportError``s, above it ``OnePieceError``s with the cause ke
 
 A *data* message is sent by whoever has it: ``send`` waits while the ring is full, which is the
 back-pressure a stage feels. A *control* message is queued and sent by the link's own task, several in
-one ring message, so that whoever reports something never waits; the queue is bounded, newer progress
-replaces older, and a peer that is gone loses its queue.
+one ring message, so that whoever reports something never waits; the queue is bounded, and a peer that is
+gone loses its queue. Reports of stages linger before that (``reports``).
 
 A message counts as handed over when its ring's consumer has taken it. If the peer is lost before,
 ``on_lost`` is run for each message it had not taken, to send it elsewhere; the outbox runs it, since
@@ -24,9 +24,15 @@ from typing import Any
 
 from onepiece.codec import encode_control
 from onepiece.errors import NodeUnreachable, PayloadTooLarge
-from onepiece.limits import CONTROL_BATCH_BYTES_MAX, CONTROL_QUEUE_MAX
+from onepiece.limits import (
+    CONTROL_BATCH_BYTES_MAX,
+    CONTROL_QUEUE_MAX,
+    REPORT_LINGER_SECONDS,
+    REPORTS_QUEUED_MAX,
+)
 from onepiece.log import get_logger
 from onepiece.messages import KIND_CONTROL
+from onepiece.runtime.reports import Report, ReportQueue
 from transports import (
     Address,
     Bytes,
@@ -64,6 +70,7 @@ class _Link:
         self._under_way: OrderedDict[int, tuple[Lost | None, Taken | None]] = OrderedDict()
         """What to call when a message is lost, and when it is taken, by its number."""
         self._queue: OrderedDict[object, bytes] = OrderedDict()
+        self._reports = ReportQueue()
         self._wake = asyncio.Event()
         self._taken = asyncio.Event()
         self._serial = 0
@@ -97,7 +104,7 @@ class _Link:
             if on_taken is not None:
                 on_taken()
 
-    def post(self, body: bytes, replaces: object, linger_seconds: float) -> None:
+    def post(self, body: bytes, replaces: object = None, *, lingers: bool = False) -> None:
         if replaces is None:
             self._serial += 1
             replaces = self._serial
@@ -105,17 +112,35 @@ class _Link:
         if len(self._queue) > CONTROL_QUEUE_MAX:
             self._queue.popitem(last=False)
             get_logger().warning("control_queue_overflow", address=self.address)
-        if linger_seconds <= 0:
+        if lingers:
+            self._set_alarm()
+        else:
             self._wake.set()
-        elif self._alarm is None:
-            self._alarm = asyncio.get_running_loop().call_later(linger_seconds, self._ring)
 
-    def _ring(self) -> None:
-        self._alarm = None
+    def report(self, report: Report) -> None:
+        self._reports.add(report)
+        if len(self._reports) >= REPORTS_QUEUED_MAX:
+            self._post_reports()
+        else:
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if self._alarm is None:
+            loop = asyncio.get_running_loop()
+            self._alarm = loop.call_later(REPORT_LINGER_SECONDS, self._post_reports)
+
+    def _post_reports(self) -> None:
+        """Send what has lingered."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        for body in self._reports.take():
+            self.post(body)
         self._wake.set()
 
     async def flushed(self) -> None:
         """Return when the queue is empty and all was taken, or the peer is lost."""
+        self._post_reports()
         await asyncio.wait([self.ready])
         if self.ready.cancelled() or self.ready.exception() is not None:
             return
@@ -204,9 +229,9 @@ class Outbox:
         """Put a message into the ring at ``address``; waits while it is full.
 
         The buffers must stay unchanged until the ring's consumer has taken the message. Then
-        ``on_taken`` is called, or ``on_lost`` is run if the peer is lost before. Raises ``NodeUnreachable`` if nobody
-        is there, ``PayloadTooLarge`` if it can never fit. If the caller is cancelled the message may
-        or may not have been sent.
+        ``on_taken`` is called, or ``on_lost`` is run if the peer is lost before. Raises
+        ``NodeUnreachable`` if nobody is there, ``PayloadTooLarge`` if it can never fit. If the caller is
+        cancelled the message may or may not have been sent.
         """
         link = self._link(address)
         try:
@@ -217,12 +242,10 @@ class Outbox:
             self.drop(address)
             raise NodeUnreachable(f"{address} cannot be reached: {error}", address=address) from error
 
-    def post(
-        self, address: str, message: object, *, replaces: object = None, linger_seconds: float = 0.0
-    ) -> None:
+    def post(self, address: str, message: object, *, replaces: object = None, lingers: bool = False) -> None:
         """Queue a control message; never waits. It replaces a queued one with the same ``replaces``.
 
-        ``linger_seconds`` lets it wait for others, so that they share one ring message.
+        One that ``lingers`` waits a moment to share a ring message with others.
 
         When the queue is full its oldest message is dropped, which is logged: only a peer that takes
         nothing for long gets there, and membership declares it dead.
@@ -231,7 +254,15 @@ class Outbox:
         if handler is not None:
             asyncio.get_running_loop().call_soon(handler, message)
             return
-        self._link(address).post(encode_control(message), replaces, linger_seconds)
+        self._link(address).post(encode_control(message), replaces, lingers=lingers)
+
+    def report(self, address: str, report: Report) -> None:
+        """Tell a request's owner how a stage gets on; never waits, and lingers to share a message."""
+        handler = self._local.get(address)
+        if handler is not None:
+            asyncio.get_running_loop().call_soon(handler, report)
+            return
+        self._link(address).report(report)
 
     def deliver_locally(self, address: str, handler: Callable[[object], None]) -> None:
         """Hand control messages for this node's own ``address`` to ``handler``, without a ring."""

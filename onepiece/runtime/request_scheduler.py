@@ -20,7 +20,7 @@ from attrs import define, field
 from onepiece.codec import CodecError, unpack
 from onepiece.errors import JoinBudgetExceeded
 from onepiece.graph import Constant, GraphNode
-from onepiece.messages import StageInput, StageSummary
+from onepiece.messages import StageInput, Trail
 
 
 @define(eq=False)
@@ -75,10 +75,11 @@ class Job:
         return sum(held.length for held in self.held.values())
 
     @property
-    def trail(self) -> tuple[StageSummary, ...]:
+    def trail(self) -> Trail:
         """What ran before, each stage once, though the paths to here may share some."""
-        found = {summary.stage: summary for held in self.held.values() for summary in held.header.trail}
-        return tuple(found.values())
+        if len(self.held) == 1:
+            return self.header.trail
+        return {stage: report for held in self.held.values() for stage, report in held.header.trail.items()}
 
     @property
     def header(self) -> StageInput:

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 
 from onepiece.codec import Packed, pack, select, value_to_bytes
 from onepiece.graph import INPUTS, FromInput, FromStage, WorkflowGraph
-from onepiece.messages import STORE, RequestRecord, ResultInput, StageInput, StageSummary
+from onepiece.messages import STORE, RequestRecord, ResultInput, StageInput, Trail
 from onepiece.types import Kind
 
 BYTES_TYPE: Final = "application/octet-stream"
@@ -71,7 +71,7 @@ Target = StageTarget | InputTarget | StoreTarget
 def targets_of(
     graph: WorkflowGraph,
     header: StageInput,
-    trail: tuple[StageSummary, ...],
+    trail: Trail,
     retained_by: str | None,
     now: float,
 ) -> dict[str, Target]:

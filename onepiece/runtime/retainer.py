@@ -6,7 +6,7 @@ node's own, reads it back when it must be sent again, and lets stages wait for r
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from attrs import frozen
@@ -72,14 +72,14 @@ class Retainer:
             "disk_bytes": self._table.disk_bytes,
         }
 
-    def keys(self) -> Iterable[OutputKey]:
+    def keys(self) -> tuple[OutputKey, ...]:
         """What is held, oldest first."""
         return self._table.keys()
 
     def check_invariants(self) -> None:
         """What is held agrees with what is known of it."""
         self._table.check_invariants()
-        assert self._targets.keys() == set(self._table.keys())
+        assert self._targets.keys() == set(self.keys())
 
     def hold(self, key: OutputKey, target: Target, packed: Packed) -> None:
         """Retain an output from now on."""
@@ -92,12 +92,12 @@ class Retainer:
 
     def release_request(self, uid: str) -> None:
         """Nothing of the request is needed any longer."""
-        keys = [key for key in self._table.keys() if key.uid == uid]
+        keys = self._table.keys_of(uid)
         self._forget(keys, self._table.release_request(uid))
 
     def release_all(self) -> None:
         """This node was declared dead: what it holds belongs to a life that is over."""
-        for uid in {key.uid for key in self._table.keys()}:
+        for uid in self._table.uids():
             self.release_request(uid)
 
     def sources_of(self, uid: str) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ class Retainer:
 
     def targets_of(self, uid: str, source: str) -> list[OutputKey]:
         """The outputs of one graph node of a request that are held."""
-        return [key for key in self._table.keys() if key.uid == uid and key.source == source]
+        return [key for key in self._table.keys_of(uid) if key.source == source]
 
     async def fetch(self, key: OutputKey) -> Output | None:
         """An output as it was held; None if it is not, or the disk lost it."""

@@ -26,9 +26,9 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
-from onepiece.codec import CodecError, Packed, unpack
+from onepiece.codec import CodecError, Packed, encode_control, unpack
 from onepiece.core.inventory import ActorReport, ActorState
 from onepiece.core.retention import OutputKey
 from onepiece.core.routing import ActorRoute
@@ -43,7 +43,6 @@ from onepiece.errors import (
 from onepiece.graph import StageSpec, WorkflowGraph
 from onepiece.limits import (
     ISOLATED_STARTS_MAX,
-    REPORT_LINGER_SECONDS,
     STOPPED_UIDS_MAX,
     WORKFLOW_PATIENCE_SECONDS,
 )
@@ -53,8 +52,8 @@ from onepiece.messages import (
     Consumed,
     RequestErrored,
     StageInput,
+    StageProgress,
     StageReport,
-    StageSummary,
 )
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, torch_name
@@ -84,7 +83,7 @@ class _Shipment:
 
     targets: Mapping[str, Target]
     packed: Mapping[str, Packed]
-    summary: StageSummary
+    report: StageReport
 
 
 @define(eq=False)
@@ -151,8 +150,9 @@ class StageActor:
     async def run(self) -> None:
         """Live from loading to unloading; raises only what is a bug of ours."""
         geometry = Geometry(slot_count=_SLOTS, payload_bytes=self.env.inbox_bytes, session_count=_SLOTS)
-        async with self.env.inboxes.open(f"actor/{self.actor_id}", geometry) as inbox:
-            self.address = str(inbox.address)
+        region = f"actor/{self.actor_id}"
+        async with self.env.inboxes.open(region, geometry) as inbox:
+            self.address = str(self.env.address.region(region))
             async with asyncio.TaskGroup() as tasks:
                 try:
                     if await self._load(tasks):
@@ -275,7 +275,7 @@ class StageActor:
                 self._in_hand -= 1
             self._work.notify()
             if job is not None:
-                self._tell(job.header, EventKind.QUEUED, {})
+                self.env.report(job.header.owner, self._report_of(job))
 
     async def _take(self, inbox: Receiver, delivery: Delivery) -> Job | None:
         if delivery.kind != KIND_STAGE_INPUT:
@@ -340,7 +340,21 @@ class StageActor:
                 if output is not None:
                     letters[key.target] = Letter(output.target, output.parts, attempt)
             heading = await ResultDeliver(self.env).deliver(letters)
-            self._tell(header, EventKind.STAGE_FINISHED, {}, heading)
+            now = self.env.now()
+            self.env.report(
+                header.owner,
+                StageReport(
+                    header.uid,
+                    header.node,
+                    self.env.node_id,
+                    self.env.identity.life,
+                    self.actor_id,
+                    now,
+                    now,
+                    now,
+                    heading=heading,
+                ),
+            )
 
         tasks = self._tasks
         tasks.create_task(self._reporting_errors(header, redeliver()))
@@ -435,7 +449,7 @@ class StageActor:
         def package(value: Any, compute_seconds: float) -> _Shipment:
             return self._package(job, value, started_at, compute_seconds)
 
-        self._tell(header, EventKind.STAGE_STARTED, {})
+        self.env.report(header.owner, self._report_of(job, started_at))
         task = asyncio.current_task()
         assert task is not None
         running = self._running[job.uid, job.node] = _Running(job, context, task)
@@ -480,8 +494,8 @@ class StageActor:
         self._remember_done(job)
         heading = await deliver.deliver(letters)
         sent_bytes = sum(packed.length for packed in shipment.packed.values())
-        detail = {**shipment.summary.detail, "sent_bytes": sent_bytes}
-        self._tell(job.header, EventKind.STAGE_FINISHED, detail, heading)
+        detail = {**shipment.report.detail, "sent_bytes": sent_bytes}
+        self.env.report(job.header.owner, evolve(shipment.report, detail=detail, heading=heading))
 
     def _remember_done(self, job: Job) -> None:
         self._done[job.uid, job.node] = job.attempt
@@ -494,7 +508,7 @@ class StageActor:
                 self.env.outbox.post(
                     held.header.retained_by,
                     Consumed(job.uid, held.header.source, job.node),
-                    linger_seconds=REPORT_LINGER_SECONDS,
+                    lingers=True,
                 )
 
     def _package(self, job: Job, value: Any, started_at: float, compute_seconds: float) -> "_Shipment":
@@ -506,11 +520,12 @@ class StageActor:
             "compute_seconds": compute_seconds,
             "device": self.threads.name,
         }
-        summary = StageSummary(job.node, self.env.node_id, self.env.identity.life, self.actor_id, now, detail)
+        report = self._report_of(job, started_at, now, detail)
         graph = self.env.routes.graphs[job.workflow]
-        targets = targets_of(graph, job.header, (*job.trail, summary), self.env.control_address, now)
+        trail = {**job.trail, job.node: encode_control(report)}
+        targets = targets_of(graph, job.header, trail, self.env.control_address, now)
         packed = {name: target.pack(value) for name, target in targets.items()}
-        return _Shipment(targets, packed, summary)
+        return _Shipment(targets, packed, report)
 
     def stop_request(self, uid: str, reason: OnePieceError) -> None:
         """Drop what is queued for the request, interrupt what runs, refuse what comes later."""
@@ -561,31 +576,28 @@ class StageActor:
         )
 
     def _tell_progress(self, header: StageInput, kind: EventKind, detail: Mapping[str, Any]) -> None:
-        report = self._stage_report(header, kind, detail, {})
-        self.env.report(header.owner, report, replaces=(header.uid, header.node, kind))
+        now = self.env.now()
+        life = self.env.identity.life
+        progress = StageProgress(header.uid, kind.value, header.node, self.env.node_id, life, now, detail)
+        self.env.report(header.owner, progress)
 
-    def _tell(
+    def _report_of(
         self,
-        header: StageInput,
-        kind: EventKind,
-        detail: Mapping[str, Any],
-        heading: Mapping[str, str] | None = None,
-    ) -> None:
-        self.env.report(header.owner, self._stage_report(header, kind, detail, heading or {}))
-
-    def _stage_report(
-        self, header: StageInput, kind: EventKind, detail: Mapping[str, Any], heading: Mapping[str, str]
+        job: Job,
+        started_at: float | None = None,
+        finished_at: float | None = None,
+        detail: Mapping[str, Any] | None = None,
     ) -> StageReport:
         return StageReport(
-            uid=header.uid,
-            kind=kind.value,
-            stage=header.node,
-            node_id=self.env.node_id,
-            life=self.env.identity.life,
-            actor_id=self.actor_id,
-            at=self.env.now(),
-            detail=detail,
-            heading=heading,
+            job.uid,
+            job.node,
+            self.env.node_id,
+            self.env.identity.life,
+            self.actor_id,
+            job.arrived_at,
+            started_at,
+            finished_at,
+            detail or {},
         )
 
     def _break(self, header: StageInput, error: OnePieceError) -> None:

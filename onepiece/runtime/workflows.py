@@ -29,7 +29,7 @@ def import_workflow(reference: str) -> Workflow[Any, Any]:
         return load_workflow(reference)
     except OnePieceError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"importing the module of {reference!r} raised {type(error).__name__}: {error}"
         ) from error

@@ -1,11 +1,29 @@
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.node_set import live_sets
+from tests.acceptance.node_set import NodeSet, live_sets, start_set
 
 _HERE = Path(__file__).parent
+
+_WORKFLOWS = (
+    "stages.synthetic:chain",
+    "stages.synthetic:diamond",
+    "stages.synthetic:noop",
+    "tests.acceptance.own_stages:breakable",
+    "tests.acceptance.own_stages:loud",
+    "tests.acceptance.own_stages:plain",
+    "tests.acceptance.own_stages:many_bytes",
+    "tests.acceptance.own_stages:wants_gpu",
+)
+
+
+@pytest.fixture(scope="session")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeSet]:
+    """A seed and four workers, which tests share that leave it as it was."""
+    with start_set(*_WORKFLOWS, directory=tmp_path_factory.mktemp("five") / "set") as a_set:
+        yield a_set
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -64,6 +64,16 @@ class Api:
         assert answer.status_code == 202, answer.text
         return str(answer.json()["uid"])
 
+    def submit_patiently(self, workflow: str, inputs: Mapping[str, Any] | None = None, **more: Any) -> str:
+        """Submit a request, again and again while its stages are being loaded; its UID."""
+        give_up_at = time.monotonic() + END_SECONDS
+        while (answer := self.post(workflow, inputs, **more)).status_code == 503:
+            assert answer.json()["error"] == "NotReady", answer.text
+            assert time.monotonic() < give_up_at, answer.text
+            time.sleep(0.02)
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["uid"])
+
     def status(self, uid: str) -> dict[str, Any]:
         """A request's record."""
         found: dict[str, Any] = self.client.get(f"/v1/requests/{uid}").raise_for_status().json()

@@ -273,6 +273,7 @@ class NodeSet:
         """End all nodes in order; asserts that they ended well and in time, and left nothing."""
         for node in self.nodes:
             if node.is_running:
+                node.wait_listening()  # before that nobody listens to signals either
                 node.note_shared_files()
                 node.signal(signal.SIGTERM)
         running = [node for node in self.nodes if node.process.returncode is None]

@@ -1,5 +1,6 @@
 """Workflows for acceptance tests that ``stages.synthetic`` does not cover."""
 
+import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -202,11 +203,19 @@ def never_ready(text: str) -> str:
 @stage(timeout=0.3)
 async def stubborn(ctx: StageContext[None], how: str) -> str:
     """Outlasts its timeout in one way or another."""
-    if how == "hang":
-        await ctx.run(threading.Event().wait, 1.0)
-        ctx.report(step=1, total=1)
-        await ctx.run(threading.Event().wait, 3600.0)
+    match how:
+        case "wait":
+            await asyncio.Event().wait()
+        case "report":
+            await ctx.run(_report_for_ever, ctx)
+        case "block":
+            threading.Event().wait(1.5)
     return how
+
+
+def _report_for_ever(ctx: StageContext[None]) -> None:
+    while True:
+        ctx.report(step=1, total=2)
 
 
 @workflow

@@ -1,6 +1,9 @@
 """Nodes that die, stop, and come back: requests end, actors are placed again, and results stay."""
 
+import concurrent.futures
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -117,6 +120,54 @@ def test_stopped_worker_joins_anew(trio: NodeSet) -> None:
     trio.wait_ready()
     assert worker_of(trio, "second") is victim
     assert api.run("chain").digest == expected_digest("chain")
+
+
+def test_busy_stage_does_not_cost_its_node_the_lease(trio: NodeSet) -> None:
+    """A stage that computes in pure Python for longer than the lease leaves the heartbeats alone."""
+    api = trio.api()
+    before = {node_id: node["incarnation"] for node_id, node in api.nodes().items()}
+    busy = {"seconds": [0.0, 2.5, 0.0], "cost": "spin", "steps": 1}
+    assert api.run("chain", busy).digest == expected_digest("chain")
+    assert {node_id: node["incarnation"] for node_id, node in api.nodes().items()} == before
+
+
+def test_deaths_under_load(trio: NodeSet) -> None:
+    """While workers die and come, every request ends: with its own result, or an error that says why."""
+    over = threading.Event()
+
+    def submit(seed: int) -> list[tuple[str, str]]:
+        outcomes = []
+        with Api(trio.seed.http) as api:
+            while not over.is_set():
+                answer = api.post("chain", {"seed": seed, "payload_bytes": 20_000, "seconds": 0.005})
+                if answer.status_code != 202:
+                    outcomes.append(("refused", answer.json()["error"]))
+                    time.sleep(0.05)
+                    continue
+                uid = answer.json()["uid"]
+                status = api.ended(uid)
+                if status["state"] == "finished":
+                    outcomes.append(("finished", api.result(uid).digest))
+                else:
+                    outcomes.append((status["state"], status["error"]["error"]))
+        return outcomes
+
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(submit, seed) for seed in range(4)]
+        try:
+            for _ in range(2):
+                worker_of(trio, "second").kill()
+                trio.start_worker(*WORKER)
+                trio.wait_ready()
+                assert trio.api().run("chain", timeout_seconds=20).digest == expected_digest("chain")
+        finally:
+            over.set()
+    for seed, future in enumerate(running):
+        wanted = expected_digest("chain", 20_000, seed)
+        kinds = {"finished": {wanted}, "failed": {"NodeLost"}, "refused": {"NotReady"}}
+        for state, detail in future.result():
+            assert detail in kinds[state], (state, detail)
+        assert ("finished", wanted) in future.result()
 
 
 def test_new_worker_takes_the_place_of_the_dead(trio: NodeSet) -> None:

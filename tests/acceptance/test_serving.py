@@ -2,32 +2,13 @@
 
 import concurrent.futures
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from stages.synthetic import CHAIN_STAGES, DIAMOND_STAGES, expected_digest
 from tests.acceptance.http_api import Api, as_json
-from tests.acceptance.node_set import NodeSet, start_set
-
-WORKFLOWS = (
-    "stages.synthetic:chain",
-    "stages.synthetic:diamond",
-    "stages.synthetic:noop",
-    "tests.acceptance.own_stages:breakable",
-    "tests.acceptance.own_stages:loud",
-    "tests.acceptance.own_stages:plain",
-    "tests.acceptance.own_stages:many_bytes",
-    "tests.acceptance.own_stages:wants_gpu",
-)
-
-
-@pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeSet]:
-    """A seed and four workers, which the tests of this module share."""
-    with start_set(*WORKFLOWS, directory=tmp_path_factory.mktemp("five") / "set") as a_set:
-        yield a_set
+from tests.acceptance.node_set import NodeSet
 
 
 @pytest.fixture
@@ -139,8 +120,8 @@ def test_events_tell_a_request_in_order(api: Api) -> None:
         assert kinds[-1] == "stage_finished", kinds
         steps = [e["detail"]["step"] for e in events if e["stage"] == name and e["kind"] == "progress"]
         assert steps, f"{name} told no step"
-        assert steps == sorted(steps)
-        assert steps[-1] == 3
+        assert steps == sorted(set(steps)), steps
+        assert set(steps) <= {1, 2, 3}
 
 
 def test_events_resume_behind_the_last_one_seen(api: Api) -> None:
@@ -180,12 +161,12 @@ def test_finished_stage_tells_its_costs(api: Api) -> None:
 )
 def test_stage_that_ends_badly_is_loaded_anew(api: Api, fault: str, cause: str) -> None:
     """Its request fails with the cause named; the next one runs in a new life of the stage (fault 30)."""
-    before = api.run("breakable")
-    error = api.failed(api.submit("breakable", {"fault": fault}))
+    before = api.result(api.submit_patiently("breakable"))
+    error = api.failed(api.submit_patiently("breakable", {"fault": fault}))
     assert error["error"] == "StageFailed"
     assert error["fields"]["cause"] == cause
     assert "fragile" in error["message"]
-    assert api.run("breakable") > before
+    assert api.result(api.submit_patiently("breakable")) > before
 
 
 def test_stage_that_raises_keeps_its_state(api: Api) -> None:

@@ -1,11 +1,13 @@
 """Nodes that start: what is refused, with which words and status, and what comes up in spite of all."""
 
+import json
 import socket
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.acceptance.http_api import as_json
 from tests.acceptance.node_set import eventually, open_set, run_node
 
 SEED = ("--roles", "proxy,manager,store")
@@ -33,6 +35,15 @@ def test_workflow_that_is_not_there(workflow: str) -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_workflow_module_that_exits(tmp_path: Path) -> None:
+    """A module that calls ``sys.exit`` when it is imported is named; it does not end the node unseen."""
+    (tmp_path / "leaver.py").write_text("import sys\n\nsys.exit(0)\n")
+    ended = run_node("--workflow", "leaver:anything", cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "leaver" in ended.stderr
+    assert "SystemExit" in ended.stderr
+
+
 def test_listening_beyond_the_machine_needs_a_secret() -> None:
     """Without a secret a node refuses an address that others can reach, and says what to do."""
     ended = run_node("--listen", "tcp://0.0.0.0:0")
@@ -42,18 +53,19 @@ def test_listening_beyond_the_machine_needs_a_secret() -> None:
 
 
 def test_flag_wins_over_environment_over_file(tmp_path: Path) -> None:
-    """A node that is told three names takes the flag's, without it the variable's, then the file's."""
+    """A node takes its name from the flag, its log's form from the variable, the rest from the file."""
     file = tmp_path / "node.toml"
-    file.write_text('name = "from-file"\n')
-    environment = {"ONEPIECE_CONFIG": str(file)}
+    file.write_text('name = "from-file"\nlog_json = false\nroles = ["manager"]\n')
+    environment = {
+        "ONEPIECE_CONFIG": str(file),
+        "ONEPIECE_NAME": "from-environment",
+        "ONEPIECE_LOG_JSON": "true",
+    }
     with open_set(tmp_path / "set") as a_set:
-        by_file = a_set.start(*ALL_IN_ONE, environment=environment)
-        environment |= {"ONEPIECE_NAME": "from-environment"}
-        by_variable = a_set.start(*ALL_IN_ONE, environment=environment)
-        by_flag = a_set.start(*ALL_IN_ONE, "--name", "from-flag", environment=environment)
-        assert by_file.node_id == "from-file"
-        assert by_variable.node_id == "from-environment"
-        assert by_flag.node_id == "from-flag"
+        node = a_set.start("--name", "from-flag", environment=environment)
+        assert node.node_id == "from-flag"
+        assert node.wait_listening()["http"] is None, "only the role manager was asked for"
+        assert json.loads(node.log().splitlines()[0])["event"]
 
 
 # --- addresses ---------------------------------------------------------------------------------
@@ -109,8 +121,8 @@ def test_two_processes_of_one_name(tmp_path: Path) -> None:
         first = a_set.start_worker("--name", "twin")
         eventually(lambda: "twin" in a_set.api().nodes(), "the first has joined")
         second = a_set.start_worker("--name", "twin")
-        first.wait()
-        assert "node_expelled" in first.log()
+        assert first.wait() == 1
+        assert "had to stop" in first.log()
         assert "a node id of its own" in first.log()
         eventually(lambda: a_set.api().nodes()["twin"]["process_id"] == second.pid, "the second has the name")
 
@@ -206,7 +218,8 @@ def test_two_versions_of_a_workflow(tmp_path: Path) -> None:
     with open_set(tmp_path / "set") as a_set:
         seed = a_set.start(*SEED, "--workflow", "captain:voyage", cwd=new)
         seed.wait_listening()
-        a_set.start("--roles", "worker", "--join", seed.address, *ALL_IN_ONE, cwd=old).wait_listening()
+        joining = ("--join", seed.address, *ALL_IN_ONE)
+        outdated = a_set.start("--roles", "worker,proxy", *joining, cwd=old)
         api = a_set.api()
 
         def mismatch() -> str | None:
@@ -219,8 +232,12 @@ def test_two_versions_of_a_workflow(tmp_path: Path) -> None:
         refused = api.post("voyage", {"course": "north", "knots": 5})
         assert refused.status_code == 503
         assert "knots" in refused.json()["message"]
-        a_set.start("--roles", "worker", "--join", seed.address, *ALL_IN_ONE, cwd=new)
+        refused = a_set.api(outdated).post("voyage", {"course": "north"})
+        assert refused.status_code == 503
+        assert "not the same here as at the manager" in refused.json()["message"]
+        a_set.start("--roles", "worker", *joining, cwd=new)
         a_set.wait_ready()
+        assert not a_set.api(outdated).readiness()["ready"]
         assert api.run("voyage", {"course": "north", "knots": 5}) == "sailed"
 
 
@@ -245,8 +262,15 @@ def test_wrong_secret(tmp_path: Path) -> None:
 
 
 def test_secret_lets_nodes_listen_beyond_the_machine(tmp_path: Path) -> None:
-    """With a secret a node may listen on every interface; ``--insecure true`` does as well."""
+    """With a secret nodes listen on every interface, under an address that works; or ``--insecure true``."""
     secret = write_secret(tmp_path / "secret", "open sesame, open sesame")
     with open_set(tmp_path / "set") as a_set:
-        a_set.start("--listen", "tcp://0.0.0.0:0", "--secret-file", secret).wait_listening()
+        everywhere = ("--listen", "tcp://0.0.0.0:0", "--http", "0.0.0.0:0", "--secret-file", secret)
+        seed = a_set.start(*SEED, *everywhere, "--workflow", "stages.synthetic:noop")
+        a_set.start_worker(*everywhere)
+        named = a_set.start_worker(*everywhere, "--advertise", "localhost")
+        a_set.wait_ready()
+        assert a_set.api().run("noop", {"payload": as_json(b"ahoy")}) == b"ahoy"
+        assert "0.0.0.0" not in seed.address + seed.http, "nobody can send anything there"
+        assert named.address.startswith("tcp://localhost:")
         a_set.start("--listen", "tcp://0.0.0.0:0", "--insecure", "true").wait_listening()

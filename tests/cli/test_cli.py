@@ -379,7 +379,7 @@ async def test_an_interrupted_submit_cancels_its_request(capsys: pytest.CaptureF
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        assert the.frontend.status(the.only).state.value == "cancelled"
+        assert (await the.frontend.status(the.only)).state.value == "cancelled"
         assert b"Traceback" not in rest
 
 

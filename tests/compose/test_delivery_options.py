@@ -98,7 +98,7 @@ def test_a_message_is_retained_if_all_of_its_parts_may_be() -> None:
         (drawn(mark_both=True), False),
         (drawn(mark_output=True), True),
     ):
-        target = targets_of(graph, HEADER, (), "me", 1.0)["merge"]
+        target = targets_of(graph, HEADER, {}, "me", 1.0)["merge"]
         assert isinstance(target, StageTarget)
         assert target.is_retained is is_retained
         assert target.header.retained_by == ("me" if is_retained else None)
@@ -108,7 +108,7 @@ def test_a_result_is_retained_on_its_way_to_the_store_unless_marked() -> None:
     """The workflow's own output obeys the mark, too."""
     header = StageInput("u", "w", "merge", "split", "owner", 0.0, None, 0.0)
     for graph, is_retained in ((drawn(), True), (drawn(mark_output=True), False)):
-        target = targets_of(graph, header, (), "me", 1.0)[STORE]
+        target = targets_of(graph, header, {}, "me", 1.0)[STORE]
         assert isinstance(target, StoreTarget)
         assert target.is_retained is is_retained
         assert target.header.retained_by == ("me" if is_retained else None)

@@ -5,16 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onepiece.core.request import (
-    FINISHED,
-    PENDING,
-    QUEUED,
-    RUNNING,
     Accepted,
+    Adopted,
     CancelAsked,
     Event,
-    InputsSent,
+    Headed,
     NodesDied,
     Publish,
+    ReleaseRetained,
     RequestBroke,
     RequestTable,
     ResultArrived,
@@ -23,10 +21,22 @@ from onepiece.core.request import (
     StopStages,
     Tick,
 )
+from onepiece.core.request_record import (
+    FINISHED,
+    INPUTS,
+    PENDING,
+    QUEUED,
+    RUNNING,
+    Holding,
+    Plan,
+    Resend,
+    SendInputs,
+)
 from onepiece.errors import OnePieceError, StageFailed, UnknownRequest
 from onepiece.requests import EventKind, RequestState
 
 UID = "request-1"
+PLAN = Plan({"encode": (INPUTS,), "decode": ("encode",)}, "decode")
 
 
 def table(records_max: int = 100) -> RequestTable:
@@ -36,12 +46,12 @@ def table(records_max: int = 100) -> RequestTable:
 
 def accepted(uid: str = UID, deadline_at: float = 60.0, key: str | None = None) -> Accepted:
     """A request of two stages was accepted."""
-    return Accepted(uid, "clip", ("encode", "decode"), deadline_at, key)
+    return Accepted(uid, "clip", PLAN, deadline_at, key)
 
 
 def reported(kind: EventKind, stage: str = "encode", node: str = "n1", **heading: str) -> StageReported:
     """A stage of it said something."""
-    return StageReported(UID, kind, stage, node, 1.0, {}, heading)
+    return StageReported(UID, kind, stage, node, node, 1.0, {}, heading)
 
 
 def test_request_runs_to_its_result() -> None:
@@ -49,7 +59,7 @@ def test_request_runs_to_its_result() -> None:
     requests = table()
     requests.handle(accepted(), 0.0)
     assert requests.status(UID).state is RequestState.ACCEPTED
-    requests.handle(InputsSent(UID, {"encode": "n1"}), 0.1)
+    requests.handle(Headed(UID, {"encode": "n1"}), 0.1)
     for stage in ("encode", "decode"):
         for kind in (EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED):
             requests.handle(reported(kind, stage), 0.5)
@@ -87,6 +97,28 @@ def test_ended_request_is_told_to_stop() -> None:
         assert any(isinstance(effect, StopStages) for effect in requests.handle(event, now))
 
 
+def test_what_is_told_twice_is_one_event() -> None:
+    """The same node's reports say all again and again; followers hear of each state once."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    states = (EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED)
+    for upto in (1, 2, 3, 3):
+        for kind in states[:upto]:
+            requests.handle(reported(kind), 1.0)
+    kinds = [event.kind for event in requests.events(UID, -1)]
+    assert kinds == [EventKind.ACCEPTED, *states]
+
+
+def test_what_another_node_tells_is_an_event_of_its_own() -> None:
+    """A stage that starts again elsewhere is seen to, and its request is lost with that node."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    requests.handle(reported(EventKind.STAGE_STARTED, node="n1"), 1.0)
+    assert requests.handle(reported(EventKind.STAGE_STARTED, node="n2"), 1.0) != []
+    assert requests.handle(NodesDied(frozenset({"n1"})), 2.0) == []
+    assert requests.handle(NodesDied(frozenset({"n2"})), 2.0) != []
+
+
 def test_late_report_does_not_turn_a_stage_back() -> None:
     """Reports that overtake each other never make a finished stage look unfinished."""
     requests = table()
@@ -97,28 +129,70 @@ def test_late_report_does_not_turn_a_stage_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "fails"),
+    ("events", "sent_again"),
     [
-        pytest.param([InputsSent(UID, {"encode": "n1"})], True, id="inputs on their way"),
-        pytest.param([reported(EventKind.QUEUED)], True, id="queued"),
-        pytest.param([reported(EventKind.STAGE_STARTED)], True, id="running"),
-        pytest.param([reported(EventKind.STAGE_FINISHED, decode="n2")], False, id="finished, went elsewhere"),
-        pytest.param([reported(EventKind.STAGE_FINISHED, decode="n1")], True, id="output on its way there"),
-        pytest.param([reported(EventKind.QUEUED, node="n2")], False, id="on another node"),
+        pytest.param([Headed(UID, {"encode": "n1"})], [SendInputs(UID, "encode", 2)], id="on its way"),
+        pytest.param([reported(EventKind.QUEUED)], [SendInputs(UID, "encode", 2)], id="queued"),
+        pytest.param([reported(EventKind.STAGE_STARTED)], [SendInputs(UID, "encode", 2)], id="running"),
+        pytest.param(
+            [reported(EventKind.STAGE_FINISHED, node="n2", decode="n1")],
+            [Resend(UID, "encode", "decode", "n2", 2)],
+            id="output on its way there",
+        ),
+        pytest.param([reported(EventKind.QUEUED, node="n2")], [], id="on another node"),
     ],
 )
-def test_node_death_ends_just_what_it_held(events: list[Event], fails: bool) -> None:
-    """A dead node ends the requests that had unfinished work at it or on the way to it, no others."""
+def test_node_death_sends_again_just_what_it_held(events: list[Event], sent_again: list[object]) -> None:
+    """A dead node costs the requests that had unfinished work at it, and what they need is sent again."""
     requests = table()
     requests.handle(accepted(), 0.0)
     for event in events:
         requests.handle(event, 0.5)
-    requests.handle(NodesDied(frozenset({"n1"})), 1.0)
-    status = requests.status(UID)
-    assert (status.state is RequestState.FAILED) == fails
-    if fails:
-        assert status.error is not None
-        assert status.error["error"] == "NodeLost"
+    assert requests.handle(NodesDied(frozenset({"n1"})), 1.0) == sent_again
+    assert not requests.status(UID).state.is_final
+    requests.check_invariants()
+
+
+def test_poison_ends_in_stage_failed() -> None:
+    """A request whose stage kills two nodes fails with the stage's name, and is not tried a third time."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    for life in ("n1", "n2"):
+        requests.handle(reported(EventKind.STAGE_STARTED, node=life), 0.5)
+        requests.handle(NodesDied(frozenset({life})), 1.0)
+    error = requests.status(UID).error
+    assert error is not None
+    assert error["error"] == "StageFailed"
+    assert "encode" in error["message"]
+
+
+def test_dead_node_is_not_listened_to() -> None:
+    """What a node says under a life that is over, late or after it has come back, changes nothing."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    requests.handle(NodesDied(frozenset({"n1"})), 0.5)
+    assert requests.handle(reported(EventKind.STAGE_FINISHED), 1.0) == []
+    assert requests.status(UID).stages["encode"] == PENDING
+
+
+def test_adopted_request_goes_on_where_it_is() -> None:
+    """A new owner runs nothing again that a node holds, and its events come behind the earlier owner's."""
+    requests = table()
+    held = (Holding("n1", {}, ("encode",)), Holding("n2", {"decode": RUNNING}, ()))
+    effects = requests.handle(Adopted(accepted(), 0.0, 1, held), 7.0)
+    assert not any(isinstance(effect, SendInputs | Resend) for effect in effects)
+    assert requests.status(UID).stages == {"encode": FINISHED, "decode": RUNNING}
+    assert requests.events(UID, -1)[0].sequence >= 7000
+    requests.check_invariants()
+
+
+def test_finished_request_releases_what_is_retained() -> None:
+    """Once the result is stored, the nodes that hold something of the request are told to let go."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    requests.handle(reported(EventKind.STAGE_FINISHED, decode="n2"), 0.5)
+    effects = requests.handle(ResultArrived(UID, 1, "x"), 1.0)
+    assert ReleaseRetained(UID, frozenset({"n1", "n2"})) in effects
 
 
 def test_deadline_names_the_open_stage() -> None:
@@ -176,7 +250,15 @@ NODES = st.sampled_from(["n1", "n2"])
 STAGES = st.sampled_from(["encode", "decode", "unknown"])
 EVENTS = st.one_of(
     st.builds(
-        StageReported, UIDS, st.sampled_from(EventKind), STAGES, NODES, st.just(0.0), st.just({}), st.just({})
+        StageReported,
+        UIDS,
+        st.sampled_from(EventKind),
+        STAGES,
+        NODES,
+        NODES,
+        st.just(0.0),
+        st.just({}),
+        st.just({}),
     ),
     st.builds(ResultArrived, UIDS, st.just(1), st.just("x")),
     st.builds(RequestBroke, UIDS, STAGES, NODES, st.just(OnePieceError("x").to_wire())),
@@ -188,10 +270,10 @@ EVENTS = st.one_of(
 
 @given(st.lists(EVENTS, max_size=60))
 def test_any_order_of_events_ends_each_request_once(events: list[Event]) -> None:
-    """Whatever comes in whatever order: one final event a request, states that only go forward."""
+    """Whatever comes in whatever order: one final event a request, states that go back only where a node died."""
     requests = table()
     for uid in ("a", "b", "c"):
-        requests.handle(Accepted(uid, "clip", ("encode", "decode"), 50.0), 0.0)
+        requests.handle(Accepted(uid, "clip", PLAN, 50.0), 0.0)
     order = {PENDING: 0, QUEUED: 1, RUNNING: 2, FINISHED: 3}
     finals: dict[str, int] = {}
     settled: dict[str, int] = {}
@@ -203,6 +285,8 @@ def test_any_order_of_events_ends_each_request_once(events: list[Event]) -> None
             if isinstance(effect, Publish) and effect.event.kind.value in {"finished", "failed", "cancelled"}:
                 finals[effect.event.uid] = finals.get(effect.event.uid, 0) + 1
         requests.check_invariants()
+        if isinstance(event, NodesDied):
+            continue  # what is lost goes back
         for uid in "abc":
             after = requests.status(uid).stages
             assert all(order[after[stage]] >= order[before[uid][stage]] for stage in after)

@@ -63,22 +63,26 @@ class RingAgainstDeque(RuleBasedStateMachine):
         """One message, in two buffers, if there is room."""
         length = min(length, self.inbox.geometry.message_bytes_max)
         number = len(self.sent[name])
-        payload = bytes([number % 251, ord(name)] * (length // 2 + 1))[:length]
-        self._send(name, payload, cut)
+        self._send(name, bytes([number % 251, ord(name)] * (length // 2 + 1))[:length], cut)
 
-    def _send(self, name: str, payload: bytes, cut: int) -> None:
+    def _send(self, name: str, payload: bytes, cut: int) -> bool:
+        """Send the next message: one that must be sent again, or else this one."""
         session = self.sessions[name]
         if session.held_back or session.revoked:
-            return
+            return False
         number = session.producer.next_number
+        again = number < len(self.sent[name])
+        if again:
+            payload = self.sent[name][number]
         try:
             sent = self.inbox.send(session, payload[:cut], payload[cut:])
         except Blocked:
-            return
+            return False
         assert sent == number
-        if number == len(self.sent[name]):
+        if not again:
             self.sent[name].append(payload)
         self.order.append((name, number, session))
+        return True
 
     @rule(name=st.sampled_from(NAMES))
     def stall(self, name: str) -> None:
@@ -117,9 +121,12 @@ class RingAgainstDeque(RuleBasedStateMachine):
             return
         again = self.sessions[name] = self.inbox.connect(name)
         assert again.producer.next_number == self.handed[name]
-        for number in range(self.handed[name], len(self.sent[name])):
-            if again.producer.next_number == number:
-                self._send(name, self.sent[name][number], 0)
+        self._send_again(name)
+
+    def _send_again(self, name: str) -> None:
+        producer = self.sessions[name].producer
+        while producer.next_number < len(self.sent[name]) and self._send(name, b"", 0):
+            pass
 
     @rule()
     def lease_ends(self) -> None:

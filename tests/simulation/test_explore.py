@@ -6,9 +6,11 @@ from simulations import explore_command
 from simulations.__main__ import main
 from simulations.explore import Finding, StateLimitExceeded, explore
 from simulations.published_ring import ADDING_QUEUE, LOCKED_RING, Queue, find_failure
-from simulations.ring_model import RingModel, Setting
+from simulations.ring_consumer import BlindConsumer, ModelConsumer
+from simulations.ring_model import RingModel
 from simulations.ring_mutants import MUTANTS, Mutant
-from simulations.ring_programs import BlindConsumer, ModelConsumer, ModelProducer
+from simulations.ring_producer import ModelProducer
+from simulations.ring_state import Setting
 from simulations.ring_words import trace_in_words
 from transports.operations import Program
 from transports.ring.layout import Slot

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transports import registry
@@ -105,6 +105,7 @@ def test_third_party_transports_are_loaded(installed: dict[str, EntryPoint]) -> 
         registry.transport_for("other")
 
 
+@settings(deadline=None)
 @given(identity=st.text(min_size=1, max_size=100).filter(lambda text: text.isprintable()))
 def test_hellos_come_back(identity: str) -> None:
     """A hello is read as it was written."""
@@ -118,6 +119,7 @@ def test_unfit_identities_are_refused_where_they_are_made() -> None:
             Hello(identity)
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=64))
 def test_random_hellos_are_refused_or_read(data: bytes) -> None:
     """Whatever bytes come as a hello, they are read or refused with a name."""
@@ -191,6 +193,7 @@ def test_programs_on_the_wrong_side_are_our_bug() -> None:
         run_on_region(fences(), view)
 
 
+@settings(deadline=None)
 @given(offset=st.integers(-100, 1 << 70), length=st.integers(0, 1 << 70))
 def test_region_memory_stays_inside(offset: int, length: int) -> None:
     """A span lies in the region or is refused; a word must be aligned as well."""

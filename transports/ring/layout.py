@@ -162,7 +162,7 @@ def decode_slot(image: bytes) -> Slot | None:
 
 
 def _checked_range(low: int, high: int) -> Callable[[Any, "Attribute[int]", int], None]:
-    def check(instance: object, attribute: "Attribute[int]", value: int) -> None:
+    def check(_instance: object, attribute: "Attribute[int]", value: int) -> None:
         if not low <= value <= high:
             raise ValueError(f"{attribute.name} must lie between {low} and {high}, not be {value!r}")
 

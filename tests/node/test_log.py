@@ -1,0 +1,70 @@
+"""What a node writes: one line an event, whichever library says it."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from onepiece.errors import ConfigError
+from onepiece.log import configure, get_logger
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Logging of this process as it was."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_events_are_lines_of_fields() -> None:
+    """Text is for people, ``key=value``; JSON for machines; both name level and event."""
+    stream = io.StringIO()
+    configure("text", "info", stream)
+    get_logger(node="n1").info("node_started", address="tcp://127.0.0.1:1")
+    assert stream.getvalue().count("\n") == 1
+    for part in ("level=info", "event=node_started", "node=n1", "address=tcp://127.0.0.1:1"):
+        assert part in stream.getvalue()
+    stream = io.StringIO()
+    configure("json", "info", stream)
+    get_logger(node="n1").info("node_started")
+    line = json.loads(stream.getvalue())
+    assert (line["event"], line["level"], line["node"]) == ("node_started", "info", "n1")
+
+
+def test_least_level() -> None:
+    """What is below the level is not written, nor computed."""
+    stream = io.StringIO()
+    configure("text", "warning", stream)
+    get_logger().info("seen_by_nobody")
+    logging.getLogger("transports.tcp").info("nor this")
+    get_logger().warning("seen")
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_libraries_write_into_the_same_stream() -> None:
+    """What the transports log is an event with its source, also with a traceback, and once only."""
+    stream = io.StringIO()
+    configure("json", "info", stream)
+    configure("json", "info", stream)
+    try:
+        raise OSError("the cable is out")
+    except OSError:
+        logging.getLogger("transports.tcp_owner").warning("%s was lost", "127.0.0.1:9", exc_info=True)
+    [line] = [json.loads(text) for text in stream.getvalue().splitlines()]
+    assert line["source"] == "transports.tcp_owner"
+    assert line["message"] == "127.0.0.1:9 was lost"
+    assert line["level"] == "warning"
+    assert "the cable is out" in line["exception"]
+
+
+def test_unknown_level_or_form() -> None:
+    """The error lists what there is."""
+    with pytest.raises(ConfigError, match="debug, info, warning, error"):
+        configure("text", "loud")

@@ -1,0 +1,103 @@
+"""Where a node keeps its state, and that nothing of it outlives the node for long."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from onepiece.errors import ConfigError
+from onepiece.node.state_directory import open_state_directory
+
+HOLD = """
+import sys
+from onepiece.node.state_directory import open_state_directory
+with open_state_directory(None) as path:
+    print(path, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary directory of this test's own."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    return directory
+
+
+def hold(temporary: Path) -> tuple["subprocess.Popen[str]", Path]:
+    """A process that holds a temporary directory, and that directory."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD],
+        env=os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    """Kill the process and close its pipes."""
+    process.kill()
+    process.communicate()
+
+
+def test_given_directory_is_made_and_stays(tmp_path: Path) -> None:
+    """A directory that was named is made with its parents, and is left in place."""
+    path = tmp_path / "a" / "b"
+    with open_state_directory(path) as found:
+        assert found == path
+        (path / "kept").write_text("x")
+    assert (path / "kept").exists()
+
+
+def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    """The error names the option and the path."""
+    (tmp_path / "file").write_text("x")
+    with (
+        pytest.raises(ConfigError, match=r"--state-dir '.*file/below'"),
+        open_state_directory(tmp_path / "file" / "below"),
+    ):
+        pass
+
+
+def test_temporary_directory_goes_with_its_node(temporary: Path) -> None:
+    """Without a name there is a temporary directory, removed with all that is in it."""
+    with open_state_directory(None) as path:
+        assert path.parent == temporary
+        (path / "deep").mkdir()
+        (path / "deep" / "file").write_text("x")
+    assert list(temporary.iterdir()) == []
+
+
+def test_directory_of_a_living_node_stays(temporary: Path) -> None:
+    """Another node that starts leaves it alone; when its holder was killed the next one removes it."""
+    holder, held = hold(temporary)
+    try:
+        with open_state_directory(None) as own:
+            assert held.exists()
+            assert own != held
+    finally:
+        end(holder)
+    assert held.exists(), "who is killed cannot tidy up"
+    with open_state_directory(None):
+        assert not held.exists()
+
+
+def test_other_files_stay(temporary: Path) -> None:
+    """Only directories that nodes made are removed, and no link is followed."""
+    elsewhere = temporary / "elsewhere"
+    elsewhere.mkdir()
+    (temporary / "onepiece-node-file").write_text("a file")
+    (temporary / "onepiece-node-link").symlink_to(elsewhere)
+    with open_state_directory(None):
+        pass
+    assert elsewhere.exists()
+    assert (temporary / "onepiece-node-file").exists()
+    assert (temporary / "onepiece-node-link").is_symlink()
