@@ -31,6 +31,7 @@ from transports import (
     Address,
     Bytes,
     ChannelClosed,
+    IdentityRefused,
     MessageTooLarge,
     Options,
     Sender,
@@ -69,6 +70,8 @@ class _Link:
         self._serial = 0
         self._alarm: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
+        self.was_refused = False
+        """The peer takes nothing from this life of the node any more."""
 
     def close(self) -> None:
         """End the link; one that is still being opened is given up at once."""
@@ -137,6 +140,7 @@ class _Link:
                     for task in running:
                         task.cancel()
         except* TransportError as errors:
+            self.was_refused = errors.subgroup(IdentityRefused) is not None
             self._fail(errors.exceptions[0])
         finally:
             if not self.ready.done():
@@ -190,6 +194,9 @@ class Outbox:
         self._links: dict[str, _Link] = {}
         self._local: dict[str, Callable[[object], None]] = {}
         self._is_closing = False
+        self._lives = 0
+        self.on_refused: Callable[[], None] = lambda: None
+        """Called when a peer takes nothing from this life of the node any more: it was declared dead."""
 
     async def send(
         self,
@@ -204,9 +211,9 @@ class Outbox:
         """Put a message into the ring at ``address``; waits while it is full.
 
         The buffers must stay unchanged until the ring's consumer has taken the message. Then
-        ``on_taken`` is called, or ``on_lost`` is run if the peer is lost before. Raises ``NodeUnreachable`` if nobody
-        is there, ``PayloadTooLarge`` if it can never fit. If the caller is cancelled the message may
-        or may not have been sent.
+        ``on_taken`` is called, or ``on_lost`` is run if the peer is lost before. Raises
+        ``NodeUnreachable`` if nobody is there, ``PayloadTooLarge`` if it can never fit. If the caller is
+        cancelled the message may or may not have been sent.
         """
         link = self._link(address)
         try:
@@ -250,6 +257,7 @@ class Outbox:
 
     def forget_all(self) -> None:
         """This node begins a new life: nothing of the old one is sent any more, links open anew."""
+        self._lives += 1
         for address in list(self._links):
             link = self._links.pop(address)
             link.take_lost()
@@ -269,6 +277,7 @@ class Outbox:
         return link
 
     async def _serve(self, link: _Link) -> None:
+        life = self._lives
         try:
             await link.serve(self._open_link(link.address))
         finally:
@@ -277,6 +286,8 @@ class Outbox:
             for on_lost in link.take_lost():
                 if not self._is_closing:
                     self._tasks.create_task(on_lost())
+        if link.was_refused and life == self._lives:
+            self.on_refused()
 
 
 @contextlib.asynccontextmanager
