@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 from onepiece.core.membership import NodeState
 from onepiece.core.replication_events import ReplicationConfig
 from onepiece.core.retention import RetentionTable
-from onepiece.core.routing import NodeRoute, RouteEpoch, RouteTable
+from onepiece.core.routing import NodeRoute, RouteEpoch, RouteTable, diff
 from onepiece.errors import OnePieceError
 from onepiece.messages import CONTROL_REGION, KIND_COPY, STORE_REGION
 from onepiece.node.control import ControlService
@@ -152,8 +152,11 @@ class StoreNodes:
         )
         table = RouteTable(RouteEpoch(1, next(_EPOCHS)), routes)
         for name in self.nodes if to is None else to:
-            self.nodes[name].env.routes.update(table, {})
-            self.nodes[name].copies.routes_changed()
+            node = self.nodes[name]
+            for gone in diff(node.env.routes.table, table).nodes_gone:
+                node.env.outbox.drop(f"{gone.address}/{CONTROL_REGION}")
+            node.env.routes.update(table, {})
+            node.copies.routes_changed()
 
     async def settled(self) -> None:
         """Wait until every node has brought all others up to date."""
