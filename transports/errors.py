@@ -11,6 +11,7 @@
         AuthenticationFailed    give both sides the same cluster secret
         LayoutMismatch          run the same version on both sides
         UnknownRegion           the peer runs, but serves no such region
+        IdentityRefused         the peer takes nothing from this identity any more: take another one
       ChannelClosed         we closed it
       PeerLost              the peer went away: open a new session
       SessionFenced         the consumer gave up on this session: open a new one, send again
@@ -65,6 +66,10 @@ class UnknownRegion(HandshakeRefused):
     """The peer serves no region of this name (any more)."""
 
     retryable = True
+
+
+class IdentityRefused(HandshakeRefused):
+    """The peer takes nothing from this identity any more, for example since it was declared dead."""
 
 
 class ChannelClosed(TransportError):

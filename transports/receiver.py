@@ -22,7 +22,7 @@ from attrs import field, frozen
 from transports.address import Address
 from transports.background import Background
 from transports.driver import RegionRun, run_on_region
-from transports.errors import ChannelClosed, HandshakeRefused
+from transports.errors import ChannelClosed, IdentityRefused
 from transports.introductions import Hello, Welcome
 from transports.memory import Accepted, Listener, Region
 from transports.operations import Bytes
@@ -228,7 +228,7 @@ class Receiver:
     async def _accept(self, hello: bytes) -> Accepted:
         identity = Hello.from_bytes(hello).identity
         if identity in self._refused:
-            raise HandshakeRefused(f"{identity!r} was declared dead; join under a new incarnation")
+            raise IdentityRefused(f"{identity!r} was declared dead; join under a new incarnation")
         async with self._opening:
             earlier = self._consumer.session_of(identity)
             if earlier is not None:

@@ -11,6 +11,7 @@ from transports.address import Address
 from transports.errors import (
     ConnectFailed,
     HandshakeRefused,
+    IdentityRefused,
     OperationTimeout,
     PeerLost,
     TransportError,
@@ -76,6 +77,7 @@ class Link:
             sent: How many messages this identity has sent.
 
         Raises:
+            IdentityRefused: The receiver takes nothing from this identity any more.
             PeerLost: The receiver is gone: nobody answers within our patience, the region is no longer
                 served, or a new receiver has its name.
         """
@@ -84,6 +86,8 @@ class Link:
         while True:
             try:
                 memory = await self.transport.connect(self.address, self._hello(), self.options)
+            except IdentityRefused:
+                raise
             except HandshakeRefused as error:
                 raise PeerLost(f"{self.address} does not take {self.identity!r} back: {error}") from error
             except (ConnectFailed, OperationTimeout, PeerLost) as error:

@@ -55,6 +55,7 @@ from typing import Final, NamedTuple
 from transports.errors import (
     AuthenticationFailed,
     HandshakeRefused,
+    IdentityRefused,
     LayoutMismatch,
     PeerLost,
     ProtocolError,
@@ -400,6 +401,7 @@ _REASONS: Final[Mapping[int, type[TransportError]]] = {
     2: AuthenticationFailed,
     3: LayoutMismatch,
     4: UnknownRegion,
+    5: IdentityRefused,
     16: PeerLost,
     17: SessionFenced,
     18: ProtocolError,

@@ -3,8 +3,8 @@
 A heartbeat goes to the manager every ``heartbeat_seconds`` and at once when an actor's state changes.
 It names the route table this node has, so that a table that was lost is sent again. A node that the
 manager declared dead, for example since it was stopped for longer than the lease, is told so
-(``Expel``): it ends its actors, and when they are gone, and the memory of their models with them, it
-takes a higher incarnation and joins anew with nothing.
+(``Expel``), or finds that other nodes take nothing from it any more: it ends its actors, and when they are
+gone, and the memory of their models with them, it takes a higher incarnation and joins anew with nothing.
 """
 
 import asyncio
@@ -70,6 +70,7 @@ class Member:
         self._host = host
         control.on(PublishedRoutes, self._on_routes)
         control.on(Expel, self._on_expel)
+        self._outbox.on_refused = self._on_refused
 
     def wake(self) -> None:
         """Send a heartbeat soon: something has changed."""
@@ -116,6 +117,15 @@ class Member:
         if not expel.may_rejoin:
             self._on_must_stop(expel.reason)
             return
+        self._begin_new_life()
+
+    def _on_refused(self) -> None:
+        """A node that knows this one to be dead lets nothing of it in, also no heartbeat, nor an answer."""
+        if not self._has_left:
+            get_logger().warning("node_expelled", reason="its messages are refused", may_rejoin=True)
+            self._begin_new_life()
+
+    def _begin_new_life(self) -> None:
         if self._host is not None:
             self._host.drop_all()
         self._is_expelled = True

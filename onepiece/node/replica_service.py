@@ -10,10 +10,12 @@ at most ``COPY_BYTES_MAX`` of them are in this node's hands at once.
 """
 
 import asyncio
-import functools
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Final
+
+from attrs import evolve
 
 from onepiece.codec import CodecError, materialise, pack, unpack
 from onepiece.core.membership import NodeState
@@ -82,7 +84,7 @@ class ReplicaService:
         self._env = env
         self._tasks = tasks
         self._calls = Calls(env)
-        self._config = config or ReplicationConfig(copies=copies)
+        self._config = evolve(config or ReplicationConfig(), copies=copies)
         self._machine = ReplicationMachine(node_id=env.node_id, config=self._config)
         self._stores: tuple[StoreNode, ...] = ()
         self._wake = asyncio.Event()
@@ -141,7 +143,7 @@ class ReplicaService:
         return {"copies_pending": self._machine.pending, **self._counts}
 
     async def take_copy(self, inbox: Receiver, delivery: Delivery) -> None:
-        """Take in a message of ``KIND_COPY`` from the store's ring, and say when it is durable."""
+        """Take in a message of ``KIND_COPY`` from the store's ring, and answer when it is durable."""
         try:
             unpacked = unpack(delivery.payload, CopyInput)
             header = unpacked.header
@@ -204,29 +206,35 @@ class ReplicaService:
             self._counts["copies_sent"] += 1
             self._handle(CopyTaken(order.number))
 
-    def _has_room_for(self, length: int) -> bool:
-        return not self._bytes_in_hand or self._bytes_in_hand + length <= COPY_BYTES_MAX
-
     async def _bring(self, peer: str, uid: str) -> None:
         """Have the peer hold what stands here under the UID; raises why it does not."""
         for attempt in range(1, _READ_ATTEMPTS + 1):
             found = await self._store.records([uid])
             if not found:
                 return
-            length = found[0].total_bytes
-            await self._room.wait_for(functools.partial(self._has_room_for, length))
-            self._bytes_in_hand += length
             try:
-                value = b"".join(await self._store.value(found[0]))
-                await self._call_copy(self._node(peer), found[0], value)
+                async with self._in_hand(found[0].total_bytes):
+                    value = b"".join(await self._store.value(found[0]))
+                    await self._call_copy(self._node(peer), found[0], value)
+                return
             except ResultGone:
                 if attempt == _READ_ATTEMPTS:
                     raise
-            else:
-                return
-            finally:
-                self._bytes_in_hand -= length
-                self._room.notify()
+
+    @asynccontextmanager
+    async def _in_hand(self, length: int) -> AsyncIterator[None]:
+        """Hold so many bytes of a value, when those that are held leave room."""
+
+        def has_room() -> bool:
+            return self._bytes_in_hand == 0 or self._bytes_in_hand + length <= COPY_BYTES_MAX
+
+        await self._room.wait_for(has_room)
+        self._bytes_in_hand += length
+        try:
+            yield
+        finally:
+            self._bytes_in_hand -= length
+            self._room.notify()
 
     async def _call_copy(self, node: NodeRoute, record: StoredRecord, value: bytes) -> None:
         async def send(call: int) -> None:

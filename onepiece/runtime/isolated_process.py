@@ -65,7 +65,6 @@ from onepiece.runtime.isolated_channel import (
 from onepiece.runtime.signal import Signal
 from onepiece.stage import Stage
 from onepiece.types import ANY
-from transports.background import Background
 
 _ROOT: Final = str(Path(__file__).parents[2])
 _BOOT: Final = """\
@@ -344,13 +343,14 @@ class IsolatedProcess:
                 raise CodecError(f"a {type(other).__name__} comes from nodes, not from their helpers")
 
     def _fail_all(self) -> None:
+        reason = self._reason or "was left behind, as its actor ended"
         if not self._ready.done():
-            self._ready.set_exception(ProcessEnded(self._reason))
+            self._ready.set_exception(ProcessEnded(reason))
         if not self._ready.cancelled():
             self._ready.exception()  # seen, if nobody waits any more
         for call in self._calls.values():
             if not call.answer.done():
-                call.answer.set_exception(ProcessEnded(self._reason))
+                call.answer.set_exception(ProcessEnded(reason))
 
 
 def _event_kind(name: str) -> EventKind:
@@ -416,7 +416,7 @@ def _spawn(stage: str, device: str, bounds: IsolationBounds) -> IsolatedProcess:
 
 @contextlib.asynccontextmanager
 async def _open_once(
-    stage: Stage[Any, Any, Any], device: str, node: str, bounds: IsolationBounds
+    stage: Stage[Any, Any, Any], device: str, node: str, bounds: IsolationBounds, tasks: asyncio.TaskGroup
 ) -> AsyncIterator[IsolatedProcess]:
     log_format, log_level = chosen()
     start = IsolatedStart(
@@ -429,26 +429,21 @@ async def _open_once(
         log_level=log_level,
     )
     process = _spawn(stage.key, device, bounds)
-
-    def on_failure(error: BaseException) -> None:
-        get_logger().error("isolated_process_lost", stage=stage.key, error=repr(error))
-
+    serving = tasks.create_task(process.serve(), name=f"process of {stage.key}")
     try:
-        async with Background(on_failure) as background:
-            serving = background.start(process.serve())
-            try:
-                await process.load(start)
-                yield process
-            finally:
-                await process.end()
-                await asyncio.wait([serving])
+        await process.load(start)
+        yield process
     finally:
-        process.close()
+        try:
+            await process.end()
+            await asyncio.wait([serving])
+        finally:
+            process.close()
 
 
 @contextlib.asynccontextmanager
 async def open_isolated(
-    stage: Stage[Any, Any, Any], device: str, node: str, bounds: IsolationBounds
+    stage: Stage[Any, Any, Any], device: str, node: str, bounds: IsolationBounds, tasks: asyncio.TaskGroup
 ) -> AsyncIterator[IsolatedProcess]:
     """Start a helper process and load the stage in it; the process ends with the context.
 
@@ -460,7 +455,7 @@ async def open_isolated(
         pause = bounds.pause_seconds
         for start in range(1, ISOLATED_STARTS_MAX + 1):
             try:
-                process = await stack.enter_async_context(_open_once(stage, device, node, bounds))
+                process = await stack.enter_async_context(_open_once(stage, device, node, bounds, tasks))
                 break
             except ProcessEnded as ended:
                 if start == ISOLATED_STARTS_MAX:

@@ -107,7 +107,9 @@ class LoadedStage:
     async def _hold_process(self, node: str) -> None:
         unload = asyncio.Event()
         self._unload = unload.set
-        async with open_isolated(self._stage, self._threads.name, node, self._bounds) as process:
+        async with open_isolated(
+            self._stage, self._threads.name, node, self._bounds, self._tasks
+        ) as process:
             self._process = process
             self._loaded(process)
             await unload.wait()
@@ -122,4 +124,6 @@ def _as_exception(error: BaseException) -> Exception:
     """A future cannot hold ``SystemExit`` and its kin without stopping the loop that reads it."""
     if isinstance(error, Exception):
         return error
-    return RuntimeError(f"it raised {type(error).__name__}: {error}")
+    wrapped = RuntimeError(f"it raised {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -37,6 +37,7 @@ from transports import (
     Address,
     Bytes,
     ChannelClosed,
+    IdentityRefused,
     MessageTooLarge,
     Options,
     Sender,
@@ -76,6 +77,8 @@ class _Link:
         self._serial = 0
         self._alarm: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
+        self.was_refused = False
+        """The peer takes nothing from this life of the node any more."""
 
     def close(self) -> None:
         """End the link; one that is still being opened is given up at once."""
@@ -162,6 +165,7 @@ class _Link:
                     for task in running:
                         task.cancel()
         except* TransportError as errors:
+            self.was_refused = errors.subgroup(IdentityRefused) is not None
             self._fail(errors.exceptions[0])
         finally:
             if not self.ready.done():
@@ -215,6 +219,9 @@ class Outbox:
         self._links: dict[str, _Link] = {}
         self._local: dict[str, Callable[[object], None]] = {}
         self._is_closing = False
+        self._lives = 0
+        self.on_refused: Callable[[], None] = lambda: None
+        """Called when a peer takes nothing from this life of the node any more: it was declared dead."""
 
     async def send(
         self,
@@ -281,6 +288,7 @@ class Outbox:
 
     def forget_all(self) -> None:
         """This node begins a new life: nothing of the old one is sent any more, links open anew."""
+        self._lives += 1
         for address in list(self._links):
             link = self._links.pop(address)
             link.take_lost()
@@ -300,6 +308,7 @@ class Outbox:
         return link
 
     async def _serve(self, link: _Link) -> None:
+        life = self._lives
         try:
             await link.serve(self._open_link(link.address))
         finally:
@@ -308,6 +317,8 @@ class Outbox:
             for on_lost in link.take_lost():
                 if not self._is_closing:
                     self._tasks.create_task(on_lost())
+        if link.was_refused and life == self._lives:
+            self.on_refused()
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anyio
-import numpy as np
 from attrs import frozen
 
 from onepiece import RequestCancelled, StageContext, Tensor, stage, workflow
@@ -69,8 +68,12 @@ async def break_down(ctx: StageContext[None], fault: Fault) -> int:
         case "no wire form":
             return 1 << 100
         case "leave a process":
-            return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid
+            return await ctx.run(_start_a_process)
     raise AssertionError(fault)
+
+
+def _start_a_process() -> int:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid
 
 
 @stage(isolation="process", concurrency=4)
@@ -79,20 +82,21 @@ async def linger(ctx: StageContext[None], how: str, seconds: float = 3600.0) -> 
     ctx.report(step=1, total=2, process=os.getpid())
     match how:
         case "sleep":
-            await anyio.sleep(seconds)
+            await _pause(seconds)
         case "report":
             with contextlib.suppress(RequestCancelled):
                 await ctx.run(_report_until_stopped, ctx)
             raise RequestCancelled("seen by report")
         case "cancelled":
-            while not ctx.cancelled:
+            while not ctx.cancelled:  # noqa: ASYNC110 - a flag is what a stage has
                 await anyio.sleep(0.01)
         case "block":
-            time.sleep(seconds)  # noqa: ASYNC251 - what is tested
+            threading.Event().wait(seconds)
         case "spin":
             while True:
                 pass
         case "hold the interpreter":
+            threading.Event().wait(0.2)  # until the report has left
             ctypes.PyDLL(None).sleep(3600)
         case "refuse":
             while True:
@@ -100,7 +104,26 @@ async def linger(ctx: StageContext[None], how: str, seconds: float = 3600.0) -> 
                     await anyio.sleep(3600)
         case "compute":
             await ctx.run(threading.Event().wait, seconds)
+        case "compute until stopped":
+            await ctx.run(_wait_until_cancelled, ctx)
     return how
+
+
+def _wait_until_cancelled(ctx: StageContext[None]) -> None:
+    while not ctx.cancelled:
+        time.sleep(0.01)
+
+
+@stage(isolation="process", timeout=0.3)
+async def hurried(ctx: StageContext[None], seconds: float) -> float:
+    """Has a timeout."""
+    await _pause(seconds)
+    return seconds
+
+
+async def _pause(seconds: float) -> None:
+    with anyio.move_on_after(seconds):
+        await anyio.sleep_forever()
 
 
 def _report_until_stopped(ctx: StageContext[None]) -> None:
@@ -153,11 +176,26 @@ async def watched(ctx: StageContext[None], steps: int) -> int:
     return steps
 
 
-async def setup_with_traces(ctx: StageContext[None]) -> AsyncIterator[Path]:
-    """Write down what happens to it, in the file that the environment names."""
-    traces = Path(os.environ["ONEPIECE_TEST_TRACES"])
-    with traces.open("a") as file:
-        file.write(f"load {os.getpid()}\n")
+class Traces:
+    """A file in which a stage writes down what happens to it."""
+
+    def __init__(self) -> None:
+        self.path = Path(os.environ["ONEPIECE_TEST_TRACES"])
+
+    def write(self, word: str) -> None:
+        """Add a line."""
+        with self.path.open("a") as file:
+            file.write(f"{word} {os.getpid()}\n")
+
+    def count(self, word: str) -> int:
+        """How often it happened."""
+        return self.path.read_text().count(word)
+
+
+async def setup_with_traces(ctx: StageContext[None]) -> AsyncIterator[Traces]:
+    """Load and unload, or fail in the way that the environment names."""
+    traces = Traces()
+    traces.write("load")
     fault = os.environ.get("ONEPIECE_TEST_SETUP", "")
     match fault:
         case "raise":
@@ -166,24 +204,23 @@ async def setup_with_traces(ctx: StageContext[None]) -> AsyncIterator[Path]:
             sys.exit(6)
         case "crash":
             os._exit(7)
-        case "crash once" if traces.read_text().count("load") == 1:
+        case "crash once" if traces.count("load") == 1:
             os._exit(8)
         case "hang":
-            await anyio.sleep(3600)
+            await anyio.sleep_forever()
         case "crash when idle":
             threading.Timer(0.05, os._exit, [9]).start()
+    ctx.log.info("loaded_here", fault=fault)
     yield traces
-    with traces.open("a") as file:
-        file.write(f"unload {os.getpid()}\n")
+    traces.write("unload")
     if fault == "hang in unload":
         await ctx.run(threading.Event().wait, 3600)
 
 
 @stage(isolation="process", setup=setup_with_traces, concurrency=2)
-async def traced(ctx: StageContext[Path], word: str) -> int:
+async def traced(ctx: StageContext[Traces], word: str) -> int:
     """Leave a trace."""
-    with ctx.state.open("a") as file:
-        file.write(f"{word} {os.getpid()}\n")
+    ctx.state.write(word)
     if word == "crash":
         os._exit(10)
     return os.getpid()

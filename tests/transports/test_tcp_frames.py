@@ -11,6 +11,7 @@ from transports import tcp_frames as frames
 from transports.errors import (
     AuthenticationFailed,
     HandshakeRefused,
+    IdentityRefused,
     LayoutMismatch,
     PeerLost,
     ProtocolError,
@@ -231,7 +232,7 @@ def test_proofs_depend_on_everything() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [HandshakeRefused, AuthenticationFailed, LayoutMismatch, UnknownRegion],
+    [HandshakeRefused, AuthenticationFailed, IdentityRefused, LayoutMismatch, UnknownRegion],
     ids=lambda kind: kind.__name__,
 )
 def test_refusals_come_back(error: type[TransportError]) -> None:

@@ -10,6 +10,7 @@ from transports.errors import (
     ChannelClosed,
     ConnectFailed,
     HandshakeRefused,
+    IdentityRefused,
     LayoutMismatch,
     ListenFailed,
     OperationTimeout,
@@ -26,7 +27,7 @@ from transports.testing.setting import Check, Setting, raised, staged, until
 async def refusal_reaches_the_producer(setting: Setting) -> None:
     """Why the owner refuses is what the producer is told, with its kind; the next one may enter."""
     async with staged(setting) as stage:
-        for kind in (HandshakeRefused, LayoutMismatch, UnknownRegion):
+        for kind in (HandshakeRefused, IdentityRefused, LayoutMismatch, UnknownRegion):
             stage.diary.refusal = kind(f"no entry because of {kind.__name__}")
             error = await raised(kind, stage.connect())
             assert f"no entry because of {kind.__name__}" in str(error)
