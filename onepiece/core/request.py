@@ -273,6 +273,10 @@ class RequestTable:
         """Raises ``UnknownRequest``."""
         return self._record(uid).state
 
+    def live_uids(self) -> list[str]:
+        """The requests that have not ended, oldest first."""
+        return list(self._live)
+
     def live_count(self) -> int:
         """Requests that have not ended."""
         return len(self._live)

@@ -77,6 +77,12 @@ class ActorHost:
             if not all(hosted.actor is None or hosted.actor.is_idle for hosted in self._hosted.values()):
                 quiet_since = loop.time()
 
+    def stop_ownerless(self) -> None:
+        """Have every actor end what it holds for owners that are gone."""
+        for hosted in self._hosted.values():
+            if hosted.actor is not None:
+                hosted.actor.stop_ownerless()
+
     def drop_all(self) -> None:
         """End every actor at once: this incarnation of the node is no member any more."""
         for hosted in self._hosted.values():

@@ -24,6 +24,7 @@ from onepiece.node.actor_host import ActorHost
 from onepiece.node.control import ControlService
 from onepiece.runtime.environment import Routes
 from onepiece.runtime.outbox import Outbox
+from onepiece.runtime.owners import LostOwners
 from onepiece.runtime.workflows import WorkflowImports
 
 
@@ -37,18 +38,22 @@ class Member:
         *,
         outbox: Outbox,
         routes: Routes,
+        owners: LostOwners,
         imports: WorkflowImports,
         heartbeat_seconds: float,
         on_nodes_died: Callable[[frozenset[str]], None],
+        on_expelled: Callable[[], None],
         on_must_stop: Callable[[str], None],
     ) -> None:
         self.info = info
         self._manager_address = manager_address
         self._outbox = outbox
         self._routes = routes
+        self._owners = owners
         self._imports = imports
         self._heartbeat_seconds = heartbeat_seconds
         self._on_nodes_died = on_nodes_died
+        self._on_expelled = on_expelled
         self._on_must_stop = on_must_stop
         self._host: ActorHost | None = None
         self._news = asyncio.Event()
@@ -111,6 +116,7 @@ class Member:
             return
         if self._host is not None:
             self._host.drop_all()
+        self._on_expelled()
         self._is_expelled = True
         self.wake()
 
@@ -138,8 +144,11 @@ class Member:
             for actor in changes.actors_gone:
                 if actor.node_id in gone and actor.address:
                     self._outbox.drop(actor.address)
+            self._owners.update(changes.nodes_gone, table.nodes, time.time())
             if gone:
                 self._on_nodes_died(gone)
+                if self._host is not None:
+                    self._host.stop_ownerless()
             self.wake()
 
     async def _graphs(self, table: RouteTable) -> tuple[dict[str, WorkflowGraph], dict[str, str]]:

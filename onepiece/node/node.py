@@ -44,6 +44,7 @@ from onepiece.node.store_service import StoreService
 from onepiece.runtime.devices import DeviceThreads, discover_devices, open_device_threads, parse_device
 from onepiece.runtime.environment import Environment, Routes
 from onepiece.runtime.outbox import open_outbox
+from onepiece.runtime.owners import LostOwners
 from onepiece.runtime.workflows import WorkflowImports
 from onepiece.store import Durability, ResultStore, StoreOptions
 from transports import Address, Listener, ListenFailed, Options, Receiver, transport_for
@@ -183,6 +184,7 @@ async def _compose(
         listener=listener,
         outbox=outbox,
         routes=routes,
+        owners=LostOwners(),
         inbox_bytes=options.inbox_bytes,
         join_bytes=options.join_bytes,
         on_change=wake,
@@ -200,9 +202,11 @@ async def _compose(
         manager_address,
         outbox=outbox,
         routes=routes,
+        owners=env.owners,
         imports=imports,
         heartbeat_seconds=options.heartbeat_seconds,
         on_nodes_died=proxy.nodes_died if proxy is not None else lambda _: None,
+        on_expelled=proxy.expelled if proxy is not None else lambda: None,
         on_must_stop=stop.order,
     )
     wake.target = member.wake

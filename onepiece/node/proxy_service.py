@@ -33,6 +33,7 @@ from onepiece.core.request import (
 )
 from onepiece.errors import (
     InvalidInput,
+    NodeLost,
     NotReady,
     OnePieceError,
     Overloaded,
@@ -120,6 +121,13 @@ class ProxyService:
     def nodes_died(self, node_ids: frozenset[str]) -> None:
         """End the requests that had unfinished work there."""
         self._handle(NodesDied(node_ids))
+
+    def expelled(self) -> None:
+        """The set took this node for dead, and drops the requests it owned: end them here, too."""
+        why = f"{self._env.node_id} was out of reach for too long, and the set gave up its requests"
+        for uid in self._table.live_uids():
+            error = NodeLost(f"{why}; submit {uid} again", uid=uid, node=self._env.node_id)
+            self._handle(RequestBroke(uid, None, self._env.node_id, error.to_wire()))
 
     @property
     def live_count(self) -> int:

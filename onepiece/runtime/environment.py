@@ -11,6 +11,7 @@ from onepiece.core.routing import RouteEpoch, RouteTable
 from onepiece.graph import WorkflowGraph
 from onepiece.messages import RequestErrored
 from onepiece.runtime.outbox import Outbox
+from onepiece.runtime.owners import LostOwners
 from onepiece.runtime.reports import Report
 from transports import Address, Listener
 
@@ -59,6 +60,7 @@ class Environment:
     listener: Listener
     outbox: Outbox
     routes: Routes
+    owners: LostOwners
     inbox_bytes: int
     join_bytes: int
     on_change: Callable[[], None]

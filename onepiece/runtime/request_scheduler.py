@@ -179,13 +179,14 @@ class RequestScheduler:
 
     def overdue(self, now: float) -> list[Job]:
         """Jobs whose deadline has passed; the caller drops their requests."""
-        return [job for job in self._all() if _is_overdue(job, now)]
+        return [job for job in self.jobs() if _is_overdue(job, now)]
 
     def uids(self) -> set[str]:
         """The requests with something here."""
-        return {job.uid for job in self._all()}
+        return {job.uid for job in self.jobs()}
 
-    def _all(self) -> Iterable[Job]:
+    def jobs(self) -> Iterable[Job]:
+        """All that is here, complete or not."""
         yield from self._joining.values()
         for queue in self._ready.values():
             yield from queue

@@ -53,6 +53,7 @@ _SLOTS: Final = 1024
 
 @define(eq=False)
 class _Running:
+    header: StageInput
     context: RunningStage
     task: asyncio.Task[Any]
 
@@ -262,6 +263,8 @@ class StageActor:
         stopped = self._stopped.get(header.uid)
         if stopped is not None:
             raise stopped
+        if self.env.owners.is_lost(header):
+            raise self._ownerless(header)
         if self.state is ActorState.FAILED:
             raise self._not_loaded()
         if header.deadline_at is not None and self.env.now() >= header.deadline_at:
@@ -313,7 +316,7 @@ class StageActor:
         self.env.report(header.owner, self._report_of(job, started_at))
         task = asyncio.current_task()
         assert task is not None
-        running = self._running[job.uid, job.node] = _Running(context, task)
+        running = self._running[job.uid, job.node] = _Running(header, context, task)
         try:
             worker = TaskWorker(self.stage, self.threads)
             outcome = await worker.execute(job, context, package, lambda error: self._break(header, error))
@@ -365,6 +368,22 @@ class StageActor:
         for (running_uid, _), running in list(self._running.items()):
             if running_uid == uid:
                 self._stop(running, reason)
+
+    def stop_ownerless(self) -> None:
+        """End what is held for requests whose owner is gone: nobody is there to take their results."""
+        held = [job.header for job in self._scheduler.jobs()]
+        held += [running.header for running in self._running.values()]
+        for header in held:
+            if not self.env.owners.is_lost(header):
+                continue
+            reason = self._ownerless(header)
+            self._break(header, reason)  # in case it was only cut off, and is still waiting
+            self.stop_request(header.uid, reason)
+
+    def _ownerless(self, header: StageInput) -> NodeLost:
+        return NodeLost(
+            f"the proxy at {header.owner}, which owned request {header.uid}, is gone", uid=header.uid
+        )
 
     def _stop(self, running: _Running, reason: OnePieceError) -> None:
         if not running.context.cancelled:

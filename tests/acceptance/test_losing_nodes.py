@@ -235,10 +235,32 @@ def actors_of(api: Api) -> set[tuple[str, int, str]]:
 
 
 def test_request_of_a_proxy_that_died(trio: NodeSet) -> None:
-    """It is unknown to the next proxy, and its stages are in the way until its deadline at the longest."""
+    """It is unknown to the next proxy, and its stages stop: they are not in the way of new requests."""
     api = trio.api()
-    uid = running_in(api, "second", timeout_seconds=5.0)
+    uid = running_in(api, "second", timeout_seconds=600.0)
     trio.seed.kill()
     start_seed_again(trio)
     assert api.client.get(f"/v1/requests/{uid}").status_code == 404
     assert api.run("chain", timeout_seconds=30).digest == expected_digest("chain")
+
+
+def test_stopped_proxy_ends_its_requests(trio: NodeSet) -> None:
+    """A proxy that stood still beyond its lease tells that its requests are lost; their stages stopped."""
+    joining = ("--roles", "proxy", "--join", trio.seed.address)
+    proxy = trio.start(*joining, *WORKER)
+    trio.wait_ready(proxy)
+    api = trio.api(proxy)
+    uid = running_in(api, "second", timeout_seconds=600.0)
+    proxy.signal(signal.SIGSTOP)
+    try:
+        eventually(lambda: proxy.node_id not in trio.api().nodes(), "it is declared dead")
+        assert trio.api().run("chain", timeout_seconds=30).digest == expected_digest("chain")
+    finally:
+        proxy.signal(signal.SIGCONT)
+    error = api.failed(uid)
+    assert error["error"] == "NodeLost"
+    assert "out of reach" in error["message"] or "is gone" in error["message"]
+    eventually(lambda: proxy.node_id in trio.api().nodes(), "it is back")
+    assert api.run("chain").digest == expected_digest("chain")
+    proxy.signal(signal.SIGTERM)
+    assert proxy.wait() == 0
