@@ -121,7 +121,7 @@ class Member:
 
     def _on_refused(self) -> None:
         """A node that knows this one to be dead lets nothing of it in, also no heartbeat, nor an answer."""
-        if not self._has_left:
+        if not self._has_left and not self._is_expelled:
             get_logger().warning("node_expelled", reason="its messages are refused", may_rejoin=True)
             self._begin_new_life()
 

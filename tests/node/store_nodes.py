@@ -108,6 +108,7 @@ class StoreNodes:
             tasks = await stack.enter_async_context(_cancelled_at_exit())
             env = Environment(
                 identity=identity,
+                address=parsed,
                 control_address=f"{address}/{CONTROL_REGION}",
                 inboxes=Inboxes(listener),
                 outbox=outbox,
@@ -155,7 +156,7 @@ class StoreNodes:
             node = self.nodes[name]
             for gone in diff(node.env.routes.table, table).nodes_gone:
                 node.env.outbox.drop(f"{gone.address}/{CONTROL_REGION}")
-            node.env.routes.update(table, {})
+            node.env.routes.update(table, {}, {})
             node.copies.routes_changed()
 
     async def settled(self) -> None:
