@@ -39,6 +39,7 @@ from onepiece.node.options import NodeOptions
 from onepiece.node.parts import NodeParts
 from onepiece.node.proxy import ProxyOptions, build_app
 from onepiece.node.proxy_service import ProxyService
+from onepiece.node.replica_service import ReplicaService
 from onepiece.node.retain_service import RetainService
 from onepiece.node.state_directory import open_state_directory
 from onepiece.node.store_service import StoreService
@@ -51,8 +52,11 @@ from onepiece.store import Durability, RequestLog, ResultStore, StoreOptions
 from transports import Address, Listener, ListenFailed, Options, Receiver
 
 _CLOSE_SECONDS = 2.0
-_SPILL_SECONDS = 30 * 24 * 3600.0
 """How long closing waits for a device's threads, which may never return."""
+_SPILL_SECONDS = 30 * 24 * 3600.0
+"""What is spilled is released when it is done with; this bounds what a lost release may cost."""
+_TOMBSTONE_SECONDS = 3600.0
+"""A tombstone outlives any copy of its result, or that could come back with a node that was away."""
 _STALL_SECONDS = 1.0
 """How long a sender may hold up a control ring, if the lease of nodes is not too short for that."""
 _FAREWELL_SECONDS = 0.5
@@ -90,7 +94,7 @@ class Node:
     member: Member
     host: ActorHost | None
     proxy: ProxyService | None
-    http_port: int | None = None
+    copies: ReplicaService | None
 
     @property
     def address(self) -> str:
@@ -111,6 +115,8 @@ class Node:
         if self.host is not None:
             await self.host.idle()
             await self.env.retainer.emptied()
+        if self.copies is not None:
+            await self.copies.settled()
         await self.env.outbox.flushed()
 
 
@@ -224,11 +230,15 @@ async def _compose(
     RetainService(env, tasks, host.active_of if host is not None else lambda _: {}).attach(control)
     if host is not None:
         host.attach(control)
+    copies: ReplicaService | None = None
     if stores.results is not None and stores.records is not None:
-        service = StoreService(stores.results, stores.records, env, tasks)
-        service.attach(control)
-        tasks.create_task(service.serve(), name="result store")
-        tasks.create_task(service.expire(), name="result expiry")
+        copies = ReplicaService(stores.results, env, tasks, options.copies)
+        copies.attach(control)
+        tasks.create_task(copies.run(), name="copies")
+        store = StoreService(stores.results, stores.records, copies, env, tasks)
+        store.attach(control)
+        tasks.create_task(store.serve(), name="result store")
+        tasks.create_task(store.expire(), name="result expiry")
     if "manager" in options.roles:
         coordinator = parts.open_coordinator(state_dir / "manager")
         manager = await stack.enter_async_context(ManagerService.open(options, outbox, imports, coordinator))
@@ -245,7 +255,7 @@ async def _compose(
         tasks.create_task(proxy.owner.adopt_orphans(), name="adoption")
     tasks.create_task(member.follow_routes(), name="routes")
     tasks.create_task(member.beat(), name="heartbeats")
-    return Node(options, info, env, member, host, proxy)
+    return Node(options, info, env, member, host, proxy, copies)
 
 
 def _make_member(
@@ -368,6 +378,7 @@ async def _open_stores(
         store_options = StoreOptions(
             byte_budget=options.store_bytes,
             ttl_seconds=options.result_ttl_seconds,
+            tombstone_ttl_seconds=max(_TOMBSTONE_SECONDS, options.result_ttl_seconds),
             durability=Durability(options.store_durability),
         )
         results = await stack.enter_async_context(parts.open_results(state_dir / "results", store_options))

@@ -84,7 +84,8 @@ class RecordKeeper:
                 raise error
         if len(errors) == len(nodes):
             raise errors[0]
-        return record.uid
+        others = [each for each in outcomes if isinstance(each, str) and each != record.uid]
+        return others[0] if others else record.uid
 
     async def _claim(self, record: RequestRecord, inputs: dict[str, object]) -> str:
         """Whoever has the key first has it: one node decides, the same for every proxy."""

@@ -4,7 +4,7 @@ import asyncio
 from typing import Final
 
 from onepiece.codec import CodecError, unpack
-from onepiece.errors import OnePieceError, StoreFull
+from onepiece.errors import OnePieceError, StoreFull, UnknownRequest
 from onepiece.limits import RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.messages import (
@@ -89,8 +89,11 @@ class RecordService:
     async def _take_over(self, ask: TakeOver) -> None:
         try:
             granted = await self._log.adopt(ask.uid, ask.owner_life, ask.owner, ask.adoptions)
-        except OnePieceError:
+        except UnknownRequest:
             granted = True  # this node has no such record, so it is in nobody's way
+        except OnePieceError as error:
+            get_logger().warning("record_not_passed_on", request=ask.uid, error=error.message)
+            granted = False
         self._env.owners[ask.uid] = ask.owner
         self._env.outbox.post(ask.reply_to, TakenOver(ask.call, ask.uid, granted))
 

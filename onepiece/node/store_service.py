@@ -12,6 +12,7 @@ from onepiece.errors import OnePieceError
 from onepiece.limits import RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.messages import (
+    KIND_COPY,
     KIND_RECORD,
     KIND_RESULT,
     STORE,
@@ -29,6 +30,7 @@ from onepiece.messages import (
 )
 from onepiece.node.control import ControlService
 from onepiece.node.record_service import RecordService
+from onepiece.node.replica_service import ReplicaService
 from onepiece.runtime.environment import Environment
 from onepiece.store import PutOutcome, RecordKind, RequestLog, ResultStore
 from onepiece.types import BYTES
@@ -42,9 +44,15 @@ class StoreService:
     """Connects a ``ResultStore`` with the rest of the set."""
 
     def __init__(
-        self, store: ResultStore, log: RequestLog, env: Environment, tasks: asyncio.TaskGroup
+        self,
+        store: ResultStore,
+        log: RequestLog,
+        copies: ReplicaService,
+        env: Environment,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self._store = store
+        self._copies = copies
         self._records = RecordService(log, env, tasks)
         self._env = env
         self._tasks = tasks
@@ -85,6 +93,9 @@ class StoreService:
         if delivery.kind == KIND_RECORD:
             await self._records.take(inbox, delivery)
             return
+        if delivery.kind == KIND_COPY:
+            await self._copies.take_copy(inbox, delivery)
+            return
         try:
             if delivery.kind != KIND_RESULT:
                 raise CodecError(f"a message of kind {delivery.kind} came to the result store")
@@ -115,6 +126,8 @@ class StoreService:
                 total_bytes, content_type = record.total_bytes, record.content_type
             else:
                 total_bytes, content_type = len(value), header.content_type
+            if outcome is PutOutcome.STORED:
+                self._copies.stored(header.uid)
         except Exception as error:  # noqa: BLE001 - whatever it is, the owner must hear of it
             errored = RequestErrored(header.uid, None, self._env.node_id, self._wire_of(error))
             self._env.break_request(header.owner, errored)
@@ -133,9 +146,10 @@ class StoreService:
 
     async def _store_failure(self, failure: StoreFailure) -> None:
         try:
-            await self._store.put_error(
-                failure.uid, {**failure.error, "workflow": failure.workflow}, now=self._env.now()
-            )
+            wire = {**failure.error, "workflow": failure.workflow}
+            outcome = await self._store.put_error(failure.uid, wire, now=self._env.now())
+            if outcome is PutOutcome.STORED:
+                self._copies.stored(failure.uid)
         except OnePieceError as error:
             get_logger().warning("failure_not_stored", request=failure.uid, error=error.message)
 
@@ -167,6 +181,7 @@ class StoreService:
     async def _purge(self, ask: PurgeResult) -> None:
         try:
             await self._store.purge(ask.uid, self._env.now())
+            self._copies.purged(ask.uid)
             answer = ResultPiece(ask.call, 0, "", b"")
         except Exception as error:  # noqa: BLE001 - whatever it is, the asker must hear of it
             answer = ResultPiece(ask.call, 0, "", b"", self._wire_of(error))

@@ -107,9 +107,7 @@ class LoadedStage:
     async def _hold_process(self, node: str) -> None:
         unload = asyncio.Event()
         self._unload = unload.set
-        async with open_isolated(
-            self._stage, self._threads.name, node, self._bounds, self._tasks
-        ) as process:
+        async with open_isolated(self._stage, self._threads.name, node, self._bounds, self._tasks) as process:
             self._process = process
             self._loaded(process)
             await unload.wait()

@@ -290,7 +290,7 @@ async def test_a_result_is_found_before_its_copies_are_made(tmp_path: Path) -> N
             log = await stack.enter_async_context(
                 RequestLog.open(tmp_path / f"{node.route.node_id}-requests")
             )
-            StoreService(node.store, log, node.env, node.tasks).attach(node.control)
+            StoreService(node.store, log, node.copies, node.env, node.tasks).attach(node.control)
         c = nodes[2]
         calls = Calls(c.env)
         calls.answered_by(c.control, *ResultReader.answers)
