@@ -200,6 +200,15 @@ class ReleaseRequests:
 
 @register
 @frozen
+class AskEnded:
+    """A node has had something of these requests for long; answered by ``ReleaseRequests`` of the ended."""
+
+    reply_to: str
+    uids: tuple[str, ...]
+
+
+@register
+@frozen
 class RequestRecord:
     """Header of a request's inputs on their way to a store node, which keeps them until it has ended.
 

@@ -115,7 +115,7 @@ class _Stored(Reply):
     uid: str
 
     async def close(self) -> Seen:
-        status = self.proxy.status(self.uid)
+        status = await self.proxy.status(self.uid)
         if status.state is not RequestState.FINISHED:
             raise RuntimeError(f"request {self.uid} is {status.state.value}: {status.error}")
         result = await self.proxy.result(self.uid)

@@ -59,7 +59,7 @@ async def ended(proxy: ProxyService, uid: str) -> RequestStatus:
     """A request's record once it has ended."""
     async for _ in proxy.events(uid, -1):
         pass
-    return proxy.status(uid)
+    return await proxy.status(uid)
 
 
 async def run(proxy: ProxyService, workflow: str, inputs: Mapping[str, Any], seconds: float) -> Any:

@@ -84,9 +84,9 @@ async def test_leaving_a_stream_cancels_only_where_it_was_asked_for() -> None:
             raw = await served.raw(f"GET /v1/requests/{uid}/events{query} HTTP/1.1")
             await raw.reader.readuntil(b"accepted")
             await raw.close()
-        await until(lambda: served.frontend.status(asked).state.is_final)
-        assert served.frontend.status(asked).state.value == "cancelled"
-        assert not served.frontend.status(not_asked).state.is_final
+        await until(lambda: served.frontend.requests_by_uid[asked].status.state.is_final)
+        assert (await served.frontend.status(asked)).state.value == "cancelled"
+        assert not (await served.frontend.status(not_asked)).state.is_final
 
 
 async def test_a_stream_that_ended_cancels_nothing() -> None:
@@ -96,7 +96,7 @@ async def test_a_stream_that_ended_cancels_nothing() -> None:
         served.frontend.finish(uid, "x")
         answer = await served.http.get(f"/v1/requests/{uid}/events?cancel_on_disconnect=1")
         assert blocks(answer.text)[-1]["event"] == "finished"
-        assert served.frontend.status(uid).state.value == "finished"
+        assert (await served.frontend.status(uid)).state.value == "finished"
 
 
 async def test_a_result_is_fetched_once_unless_it_is_kept() -> None:
