@@ -15,7 +15,8 @@ it goes to an actor's inbox or to the ring of a result store.
     node --Heartbeat--> manager --Assign, Unassign, PublishedRoutes, Expel--> node
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from struct import Struct
 from typing import Any, Final, TypeAlias
 
 from attrs import field, frozen
@@ -25,6 +26,8 @@ from onepiece.core.actors import Assign, Unassign
 from onepiece.core.inventory import ActorReport, NodeInfo
 from onepiece.core.membership import Expel
 from onepiece.core.routing import RouteEpoch, RouteTable
+from onepiece.errors import CodecError
+from transports import Bytes
 
 CONTROL_REGION: Final = "control"
 STORE_REGION: Final = "store"
@@ -69,6 +72,25 @@ class StageInput:
     trail: Trail = field(factory=dict)
     retained_by: str | None = None
     """Control address of the node that retains this message until it hears ``Consumed``."""
+
+
+_ATTEMPT: Final = Struct("<Q")
+
+
+def with_attempt(parts: Sequence[Bytes], attempt: int) -> list[Bytes]:
+    """A packed ``StageInput`` with the attempt that it is sent for.
+
+    It stands behind the message, not in it: what is retained is sent again as it is.
+    """
+    return [*parts, _ATTEMPT.pack(attempt)]
+
+
+def split_attempt(payload: memoryview) -> tuple[memoryview, int]:
+    """The packed ``StageInput`` and its attempt; raises ``CodecError`` if there is no room for one."""
+    end = len(payload) - _ATTEMPT.size
+    if end < 0:
+        raise CodecError(f"a stage's input of {len(payload)} bytes is none")
+    return payload[:end], int(_ATTEMPT.unpack(payload[end:])[0])
 
 
 @register
@@ -213,6 +235,15 @@ class StageWasLost:
 class ReleaseRequests:
     """These requests have ended: nothing of them need be retained."""
 
+    uids: tuple[str, ...]
+
+
+@register
+@frozen
+class AskEnded:
+    """A node has had something of these requests for long; answered by ``ReleaseRequests`` of the ended."""
+
+    reply_to: str
     uids: tuple[str, ...]
 
 

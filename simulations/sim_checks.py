@@ -71,7 +71,7 @@ class Checks:
             self._trace.fail(f"two results of {record.uid} are stored: {first}, and then {ending}")
 
     def may_wipe(self, disk: SimDisk) -> bool:
-        """Whether everything on this disk is on another one, too: no promise covers the loss of all copies."""
+        """Whether all of this disk is on another one, too: no promise covers the loss of every copy."""
         held = (*self._holders.values(), *self._records.values())
         return all(len(disks) > 1 for disks in held if disk in disks)
 

@@ -200,6 +200,7 @@ class Wire:
         self._is_near_told = True
         self.out.end(self.lose_far)
         self.back.drop()
+        self._forget_if_over()
 
     def reset(self) -> None:
         """It breaks; both sides learn of it, each in its time."""
@@ -227,6 +228,7 @@ class Wire:
             self._network.loop.at(self._network.loop.now + SILENCE_SECONDS, self.lose_far)
         else:
             self.out.end(self.lose_far)
+        self._forget_if_over()
 
     def die_far(self, *, silently: bool) -> None:
         """The owner's process has died, and its memory with it."""
@@ -238,6 +240,7 @@ class Wire:
             self._network.loop.at(self._network.loop.now + SILENCE_SECONDS, lambda: self.lose_near(error))
         else:
             self.back.end(lambda: self.lose_near(error))
+        self._forget_if_over()
 
     def lose_near(self, error: TransportError) -> None:
         """The producer's side learns that it is over."""
@@ -246,14 +249,19 @@ class Wire:
         if not self._is_near_told:
             self._is_near_told = True
             self.tell_near(error)
+        self._forget_if_over()
 
     def lose_far(self) -> None:
         """The owner's side learns that it is over."""
         self.out.drop()
-        self._network.forget(self)
         if not self.is_far_told:
             self.is_far_told = True
             self.tell_far()
+        self._forget_if_over()
+
+    def _forget_if_over(self) -> None:
+        if self._is_near_told and self.is_far_told:
+            self._network.forget(self)
 
 
 class Network:

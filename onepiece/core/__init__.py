@@ -14,6 +14,7 @@ routing        which actor a message goes to
 manager        all of the above as the leading NodeManager
 admission      whether a request gets a place
 request        what has become of a request
+replication    which store nodes hold copies of results, and how these become alike
 ============== ==================================================================================
 """
 

@@ -289,7 +289,17 @@ class RequestTable:
                 return self._expire(now)
             case _:
                 record = self._live.get(event.uid)
-                return [] if record is None else self._advance(record, event, now)
+                return self._note_late(event) if record is None else self._advance(record, event, now)
+
+    def _note_late(self, event: _OfOne) -> list[Effect]:
+        """A stage that ran twice is done the second time: nobody needs what came out."""
+        ended = self._ended.get(event.uid)
+        if ended is None or not isinstance(event, StageReported) or event.life in ended.progress.node_ids():
+            return []
+        if not ended.progress.knows(event.stage):
+            return []
+        ended.progress.note(event.life)
+        return [ReleaseRetained(event.uid, frozenset({event.life}))]
 
     def _advance(self, record: _Record, event: _OfOne, now: float) -> list[Effect]:
         match event:

@@ -158,6 +158,8 @@ class StageProgress:
     resends_max: int
     round: int = 0
     _stages: dict[str, Progress] = field(init=False)
+    _touched: set[str] = field(factory=set)
+    """Nodes that have had something of the request, whether or not it counts now."""
 
     @_stages.default
     def _fresh(self) -> dict[str, Progress]:
@@ -172,17 +174,22 @@ class StageProgress:
         return [stage for stage, state in self.states().items() if state in {QUEUED, RUNNING}]
 
     def node_ids(self) -> set[str]:
-        """Nodes that may hold something of the request."""
-        return {each.node_id for each in self._stages.values() if each.node_id is not None}
+        """Nodes that may hold something of the request: of a stage that ran twice both are among them."""
+        return set(self._touched)
 
     def knows(self, stage: str) -> bool:
         """Whether the workflow has this graph node."""
         return stage in self._stages and stage != STORE
 
+    def note(self, node_id: str) -> None:
+        """This node has had something of the request."""
+        self._touched.add(node_id)
+
     # --- what is reported ----------------------------------------------------------------------
 
     def report(self, stage: str, kind: EventKind, node_id: str) -> bool:
         """A stage said something; False if it is old news."""
+        self.note(node_id)
         progress = self._stages[stage]
         state = _STATES.get(kind)
         if state is None:
@@ -201,6 +208,7 @@ class StageProgress:
 
         News that an output went to a node that has died since comes too late: it is lost there.
         """
+        self._touched.update(heading.values())
         for target, node_id in heading.items():
             progress = self._stages.get(target)
             if progress is not None and progress.state == PENDING:
@@ -345,6 +353,7 @@ class StageProgress:
         """
         self.round = adoptions * ROUNDS_PER_OWNER
         for holding in holdings:
+            self._touched.add(holding.node_id)
             for stage, state in holding.active.items():
                 if stage in self._stages:
                     self._stages[stage].state = state

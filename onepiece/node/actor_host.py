@@ -16,7 +16,7 @@ from onepiece.core.actors import Assign, Unassign
 from onepiece.core.inventory import ActorReport, ActorState
 from onepiece.errors import OnePieceError, SchemaMismatch
 from onepiece.log import get_logger
-from onepiece.messages import StageWasLost, StopRequest
+from onepiece.messages import ReleaseRequests, StageWasLost, StopRequest
 from onepiece.node.control import ControlService
 from onepiece.runtime.devices import DeviceThreads
 from onepiece.runtime.environment import Environment
@@ -60,6 +60,7 @@ class ActorHost:
         control.on(Assign, self._on_assign)
         control.on(Unassign, self._on_unassign)
         control.on(StopRequest, self._on_stop)
+        control.on(ReleaseRequests, self._on_release)
 
     def reports(self) -> tuple[ActorReport, ...]:
         """What the next heartbeat says."""
@@ -84,6 +85,11 @@ class ActorHost:
             if hosted.actor is not None:
                 found.update(hosted.actor.active_of(uid))
         return found
+
+    def owners(self) -> dict[str, str]:
+        """The owner's control address, as its inputs name it, of each request with work here."""
+        actors = [hosted.actor for hosted in self._hosted.values() if hosted.actor is not None]
+        return {header.uid: header.owner for actor in actors for header in actor.held_work()}
 
     async def routes_changed(self) -> None:
         """Inputs that meet at another actor now are sent there."""
@@ -145,6 +151,14 @@ class ActorHost:
         for hosted in self._hosted.values():
             if hosted.actor is not None:
                 hosted.actor.stop_request(order.uid, reason)
+
+    def _on_release(self, message: ReleaseRequests) -> None:
+        """They have ended: a second run of a stage, or inputs that wait for siblings, serve nobody."""
+        for uid in message.uids:
+            reason = OnePieceError(f"request {uid} has ended", uid=uid)
+            for hosted in self._hosted.values():
+                if hosted.actor is not None:
+                    hosted.actor.stop_request(uid, reason)
 
     async def _run(self, order: Assign, hosted: _Hosted) -> None:
         try:

@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from attrs import define, evolve, field, frozen
@@ -33,6 +34,7 @@ from onepiece.messages import CONTROL_REGION
 from onepiece.node.actor_host import ActorHost
 from onepiece.node.advertising import advertised, advertised_host
 from onepiece.node.control import ControlService
+from onepiece.node.leftovers import Leftovers
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
 from onepiece.node.options import NodeOptions
@@ -51,6 +53,7 @@ from onepiece.runtime.workflows import WorkflowImports
 from onepiece.store import Durability, RequestLog, ResultStore, StoreOptions
 from transports import Address, Listener, ListenFailed, Options, Receiver
 
+_SHOWN_MAX = 8
 _CLOSE_SECONDS = 2.0
 """How long closing waits for a device's threads, which may never return."""
 _SPILL_SECONDS = 30 * 24 * 3600.0
@@ -228,6 +231,8 @@ async def _compose(
     wake.target = member.wake
     member.attach(control, host)
     RetainService(env, tasks, host.active_of if host is not None else lambda _: {}).attach(control)
+    leftovers = Leftovers(env, lambda: env.retainer.owners() | (host.owners() if host is not None else {}))
+    tasks.create_task(leftovers.look(), name="leftovers")
     if host is not None:
         host.attach(control)
     copies: ReplicaService | None = None
@@ -422,7 +427,8 @@ async def serve_until_stopped(node: Node, stop: StopSignal) -> bool:
     await stop.drain.wait()
     get_logger().info("node_draining", node=node.info.node_id, bound_seconds=node.options.drain_seconds)
     drained = await _until_drained(node, stop)
-    get_logger().info("node_stopping", node=node.info.node_id, drained=drained)
+    retained = [str(key) for key in islice(node.env.retainer.keys(), _SHOWN_MAX)]
+    get_logger().info("node_stopping", node=node.info.node_id, drained=drained, retained=retained)
     node.member.farewell()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FAREWELL_SECONDS):

@@ -26,6 +26,7 @@ from onepiece.messages import RequestRecord
 from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
 from onepiece.node.frontend import NodeView, Readiness
+from onepiece.node.leftovers import EndedRequests
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.request_owner import RequestOwner
 from onepiece.node.result_reader import RemoteResult, ResultReader
@@ -56,6 +57,7 @@ class ProxyService:
         self.owner = RequestOwner(
             env, tasks, budget=budget, records=self._records, results=self._results, calls=self._calls
         )
+        self._ended_requests = EndedRequests(env, tasks, self.owner.table, self._records)
         self.draining = False
         self.heartbeat_ages: Callable[[], Mapping[str, float]] = dict
         """Seconds since each node was heard, where this node's manager knows it."""
@@ -63,6 +65,7 @@ class ProxyService:
     def attach(self, control: ControlService) -> None:
         """Receive what actors and stores report."""
         self.owner.attach(control)
+        self._ended_requests.attach(control)
         self._calls.answered_by(control, *{*self._records.answers, *self._results.answers})
 
     # --- what clients ask ----------------------------------------------------------------------

@@ -416,6 +416,7 @@ class RequestOwner:
         try:
             if await self._has_result(uid):
                 self._records.drop(uid, record.key)
+                self._broadcast(ReleaseRequests((uid,)))
                 return
             if not await self._records.take_over(record):
                 return

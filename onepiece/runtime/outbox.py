@@ -89,10 +89,10 @@ class _Link:
                 self.task.cancel()
 
     async def send(
-        self, parts: Sequence[Bytes], kind: int, flags: int, on_lost: Lost | None, on_taken: Taken | None
+        self, parts: Sequence[Bytes], kind: int, on_lost: Lost | None, on_taken: Taken | None
     ) -> None:
         sender = await asyncio.shield(self.ready)
-        number = await sender.send(parts, kind=kind, flags=flags)
+        number = await sender.send(parts, kind=kind)
         if on_lost is not None or on_taken is not None:
             self._under_way[number] = (on_lost, on_taken)
             self._notice_taken(sender)
@@ -229,7 +229,6 @@ class Outbox:
         parts: Sequence[Bytes],
         *,
         kind: int,
-        flags: int = 0,
         on_lost: Lost | None = None,
         on_taken: Taken | None = None,
     ) -> None:
@@ -242,7 +241,7 @@ class Outbox:
         """
         link = self._link(address)
         try:
-            await link.send(parts, kind, flags, on_lost, on_taken)
+            await link.send(parts, kind, on_lost, on_taken)
         except MessageTooLarge as error:
             raise PayloadTooLarge(f"{error}; give the receiving node a larger --inbox-bytes") from error
         except TransportError as error:

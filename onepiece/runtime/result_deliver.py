@@ -19,7 +19,7 @@ from attrs import define, field, frozen
 from onepiece.core.routing import ActorRoute, rendezvous
 from onepiece.errors import NodeLost, NodeUnreachable, OnePieceError
 from onepiece.limits import DELIVERY_PATIENCE_SECONDS
-from onepiece.messages import KIND_RESULT, KIND_STAGE_INPUT, STORE_REGION, RequestErrored
+from onepiece.messages import KIND_RESULT, KIND_STAGE_INPUT, STORE_REGION, RequestErrored, with_attempt
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_targets import StoreTarget, Target
 from transports import Bytes
@@ -100,9 +100,8 @@ class ResultDeliver:
         try:
             await self.env.outbox.send(
                 place.address,
-                letter.parts,
+                letter.parts if place.kind == KIND_RESULT else with_attempt(letter.parts, letter.attempt),
                 kind=place.kind,
-                flags=letter.attempt,
                 on_lost=on_lost,
                 on_taken=letter.on_taken,
             )

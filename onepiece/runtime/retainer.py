@@ -108,6 +108,10 @@ class Retainer:
         """The outputs of one graph node of a request that are held."""
         return [key for key in self._table.keys_of(uid) if key.source == source]
 
+    def owners(self) -> dict[str, str]:
+        """The owner's control address, as the outputs name it, of each request with outputs here."""
+        return {key.uid: target.header.owner for key, target in self._targets.items()}
+
     async def fetch(self, key: OutputKey) -> Output | None:
         """An output as it was held; None if it is not, or the disk lost it."""
         found = self._table.find(key)

@@ -54,6 +54,8 @@ from onepiece.messages import (
     StageInput,
     StageProgress,
     StageReport,
+    split_attempt,
+    with_attempt,
 )
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, torch_name
@@ -280,7 +282,8 @@ class StageActor:
     async def _take(self, inbox: Receiver, delivery: Delivery) -> Job | None:
         if delivery.kind != KIND_STAGE_INPUT:
             raise CodecError(f"a message of kind {delivery.kind} came to the inbox of {self.stage.key}")
-        unpacked = unpack(delivery.payload, StageInput)
+        payload, attempt = split_attempt(delivery.payload)
+        unpacked = unpack(payload, StageInput)
         header = unpacked.header
         released = False
 
@@ -290,9 +293,7 @@ class StageActor:
                 released = True
                 inbox.release(delivery)
 
-        held = Held(
-            header, unpacked.values, delivery.payload, self.env.now(), max(1, delivery.flags), release
-        )
+        held = Held(header, unpacked.values, payload, self.env.now(), attempt, release)
         try:
             self._check_alive(header)
             graph = await self._graph(header)
@@ -375,7 +376,7 @@ class StageActor:
             for held in job.held.values():
                 with contextlib.suppress(NodeUnreachable):  # its death is noticed, and more is sent then
                     await self.env.outbox.send(
-                        met.address, [held.payload], kind=KIND_STAGE_INPUT, flags=held.attempt
+                        met.address, with_attempt([held.payload], held.attempt), kind=KIND_STAGE_INPUT
                     )
 
     def _meeting_point(self, job: Job) -> ActorRoute | None:

@@ -87,7 +87,7 @@ async def open_on_thread(
             await to_thread.run_sync(executor.shutdown)
 
 
-def _close_unwanted(opening: "Future[ClosableT]") -> None:
+def _close_unwanted(opening: Future[ClosableT]) -> None:
     """Close what its opener was cancelled for; runs on the thread."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()

@@ -34,6 +34,7 @@ HEARTBEAT_SECONDS: Final = 0.5
 START_SECONDS: Final = 60.0
 HEAL_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 45.0
+STAGE_SECONDS: Final = 0.3
 WORKERS: Final = 5
 NAMES: Final = {kind.name.lower(): kind for kind in FaultKind}
 
@@ -127,7 +128,7 @@ class Chaos:
             load = Load(
                 rate=self.arguments.rate,
                 in_flight_max=self.arguments.in_flight,
-                stage_seconds=0.1,
+                stage_seconds=STAGE_SECONDS,
                 payload_bytes=self.arguments.payload_bytes,
                 timeout_seconds=90.0,
                 patience_seconds=30.0,

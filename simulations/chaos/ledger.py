@@ -15,6 +15,7 @@ from typing import Final
 from attrs import define, field, frozen
 
 FINISHED: Final = "finished"
+QUEUED: Final = "queued"
 STARTED: Final = "stage_started"
 ENDED: Final = "stage_finished"
 
@@ -110,13 +111,13 @@ def judge(submissions: Sequence[Submission], kills: Sequence[Kill]) -> Verdict:
 
 
 def recoveries(submission: Submission, kills: Sequence[Kill]) -> Iterable[float]:
-    """For each stage of a request that a killed node was running: how long until it ran again."""
+    """For each stage that waited or ran on a node that was killed: how long until it started elsewhere."""
     events = sorted(submission.events, key=lambda event: event.at)
     for kill in kills:
         before = [event for event in events if event.at <= kill.at]
-        latest = {event.stage: event for event in before if event.kind in {STARTED, ENDED}}
+        latest = {event.stage: event for event in before if event.kind in {QUEUED, STARTED, ENDED}}
         for stage, event in latest.items():
-            if event.kind != STARTED or event.node != kill.node:
+            if event.kind == ENDED or event.node != kill.node:
                 continue
             again = (
                 later.at

@@ -40,7 +40,8 @@ async def test_a_result_is_copied_to_its_other_holder(tmp_path: Path) -> None:
         for number, (each, value) in enumerate(values.items()):
             await a.put(each, b"" if number == 1 else value)
         failed = uid_for("b", "a")
-        await a.store.put_error(failed, StageFailed("broken").to_wire(), now=a.env.now())
+        error = StageFailed("broken " * 25_000)  # nearly as long as a record may be
+        await a.store.put_error(failed, error.to_wire(), now=a.env.now())
         a.copies.stored(failed)
         await a.settled()
         for each in values:

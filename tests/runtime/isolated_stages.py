@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -33,6 +34,8 @@ Fault = Literal[
     "wrong type",
     "no wire form",
     "leave a process",
+    "say nonsense",
+    "close the socket",
 ]
 
 
@@ -69,7 +72,21 @@ async def break_down(ctx: StageContext[None], fault: Fault) -> int:
             return 1 << 100
         case "leave a process":
             return await ctx.run(_start_a_process)
+        case "say nonsense":
+            os.write(_socket_to_the_node(), b"nonsense")
+        case "close the socket":
+            os.close(_socket_to_the_node())
+    await anyio.sleep_forever()
     raise AssertionError(fault)
+
+
+def _socket_to_the_node() -> int:
+    """As a stage can do by mistake: a loop over all descriptors, say."""
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(link.name))) as duplicate:
+            if duplicate.type is socket.SOCK_SEQPACKET:
+                return int(link.name)
+    raise AssertionError("no such socket")
 
 
 def _start_a_process() -> int:
@@ -236,3 +253,9 @@ def tracing(word: str) -> int:
 def breakable(fault: Fault = "none") -> int:
     """One stage."""
     return break_down(fault)
+
+
+@workflow
+def lingering(how: str = "sleep", seconds: float = 3600.0) -> str:
+    """One stage."""
+    return linger(how, seconds)

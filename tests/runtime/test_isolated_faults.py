@@ -122,6 +122,19 @@ async def test_a_stopped_process_is_ended_all_the_same() -> None:
     assert not is_alive(process)
 
 
+async def test_a_stage_that_spoils_the_socket_loses_its_process() -> None:
+    """What comes from there is checked, and its end is an end: the node goes on."""
+    async with rig(break_down) as rigged:
+        nonsense = failure(await rigged.run(fault="say nonsense"))
+        assert "sent what is no message (a packet of 8 bytes that was cut) and was ended" in nonsense.message
+        await rigged.reload()
+        closed = await rigged.run(fault="close the socket")
+        assert "its process" in failure(closed).message
+        assert closed.is_dirty
+        await rigged.reload()
+        assert await rigged.value(fault="none") == rigged.process.process_id
+
+
 async def test_no_process_is_left_behind() -> None:
     """Neither the helper, nor what its stage has started, nor a descriptor, however it ends."""
     before, processes = descriptors(), children()

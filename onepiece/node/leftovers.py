@@ -1,0 +1,98 @@
+"""What a node has of requests that have ended without its being told.
+
+Word that a request has ended goes to the nodes that its owner knows to have something of it. It can miss
+one: the owner died before it was sent, or a stage ran twice and the owner never heard of the second run.
+So a node asks about what it has had for long. Whoever owns the request answers, or, if nobody is known
+to, any proxy: it looks for the request's record, which is there until the request has ended.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from onepiece.core.request import RequestTable
+from onepiece.core.routing import rendezvous
+from onepiece.errors import OnePieceError
+from onepiece.messages import CONTROL_REGION, AskEnded, ReleaseRequests
+from onepiece.node.control import ControlService
+from onepiece.node.record_keeper import RecordKeeper
+from onepiece.runtime.environment import Environment
+
+LOOK_SECONDS: Final = 5.0
+OLD_SECONDS: Final = 20.0
+"""What was held so long is asked about, and again after as long."""
+ASK_MAX: Final = 256
+"""Requests in one question."""
+
+
+class Leftovers:
+    """Asks about what this node has had for long.
+
+    Args:
+        env: The node.
+        held: The owner's control address, as far as this node knows, of each request it has something of.
+    """
+
+    def __init__(self, env: Environment, held: Callable[[], Mapping[str, str]]) -> None:
+        self._env = env
+        self._held = held
+        self._asked_at: dict[str, float] = {}
+        """When each request was first seen here, or last asked about."""
+
+    async def look(self) -> None:
+        """Look now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._look(self._env.monotonic())
+
+    def _look(self, now: float) -> None:
+        held = self._held()
+        self._asked_at = {uid: self._asked_at.get(uid, now) for uid in held}
+        old = [uid for uid, asked_at in self._asked_at.items() if now >= asked_at + OLD_SECONDS][:ASK_MAX]
+        by_address: dict[str, list[str]] = {}
+        for uid in old:
+            address = self._whom_to_ask(uid, self._env.owners.get(uid, held[uid]))
+            if address is not None:
+                self._asked_at[uid] = now
+                by_address.setdefault(address, []).append(uid)
+        for address, uids in by_address.items():
+            self._env.outbox.post(address, AskEnded(self._env.control_address, tuple(uids)))
+
+    def _whom_to_ask(self, uid: str, owner: str) -> str | None:
+        proxies = {node.node_id: node for node in self._env.routes.table.nodes if "proxy" in node.roles}
+        addresses = {name: f"{node.address}/{CONTROL_REGION}" for name, node in proxies.items()}
+        if owner in addresses.values():
+            return owner
+        return addresses[rendezvous(uid, addresses)] if addresses else None
+
+
+class EndedRequests:
+    """A proxy's answers about requests that may have ended."""
+
+    def __init__(
+        self, env: Environment, tasks: asyncio.TaskGroup, table: RequestTable, records: RecordKeeper
+    ) -> None:
+        self._env = env
+        self._tasks = tasks
+        self._table = table
+        self._records = records
+
+    def attach(self, control: ControlService) -> None:
+        """Receive the questions."""
+        control.on(AskEnded, lambda ask: self._tasks.create_task(self._answer(ask)))
+
+    async def _answer(self, ask: AskEnded) -> None:
+        ended = [uid for uid in ask.uids if await self._has_ended(uid)]
+        if ended:
+            self._env.outbox.post(ask.reply_to, ReleaseRequests(tuple(ended)))
+
+    async def _has_ended(self, uid: str) -> bool:
+        """False if it is not known for sure."""
+        try:
+            return self._table.status(uid).state.is_final
+        except OnePieceError:
+            pass
+        try:
+            return await self._records.find(uid) is None
+        except OnePieceError:
+            return False
