@@ -19,7 +19,9 @@ from onepiece.messages import (
     RequestErrored,
     ResultInput,
     StageInput,
+    StageProgress,
     StageReport,
+    with_attempt,
 )
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import open_device_threads
@@ -59,11 +61,20 @@ class ActorRig:
         header = StageInput(uid, graph.name, node, INPUTS, owner, 0.0, None, 0.0)
         for _, target in input_targets(graph, header):
             packed = target.pack({**{each.name: each.default for each in graph.inputs}, **inputs})
-            await self.outbox.send(self.actor.address, packed.parts, kind=KIND_STAGE_INPUT, flags=attempt)
+            parts = with_attempt(packed.parts, attempt)
+            await self.outbox.send(self.actor.address, parts, kind=KIND_STAGE_INPUT)
 
     def kinds(self, uid: str) -> list[str]:
         """The events of a request, as its owner heard them."""
-        return [each.kind for each in self.heard if isinstance(each, StageReport) and each.uid == uid]
+        kinds: list[str] = []
+        for each in self.heard:
+            if isinstance(each, StageProgress) and each.uid == uid:
+                kinds.append(each.kind)
+            elif isinstance(each, StageReport) and each.uid == uid:
+                told = (("queued", each.queued_at), ("stage_started", each.started_at))
+                moments = (*told, ("stage_finished", each.finished_at))
+                kinds += [kind for kind, at in moments if at is not None and kind not in kinds]
+        return kinds
 
     def error(self, uid: str) -> dict[str, Any] | None:
         """Why a request cannot go on, if so."""
@@ -109,6 +120,7 @@ async def actor_rig(workflow: Workflow[Any, Any]) -> AsyncIterator[ActorRig]:
         table: RetentionTable[Output] = RetentionTable(1 << 30, 1 << 30)
         env = Environment(
             identity=identity,
+            address=address,
             control_address=control,
             inboxes=Inboxes(listener),
             outbox=outbox,
@@ -136,5 +148,5 @@ async def actor_rig(workflow: Workflow[Any, Any]) -> AsyncIterator[ActorRig]:
 def _routes(address: Address, workflow: Workflow[Any, Any]) -> Routes:
     routes = Routes()
     node = NodeRoute("node-1", 1, str(address), None, ("worker", "store"), "alive", (), 1)
-    routes.update(RouteTable(RouteEpoch(1, 1), nodes=(node,)), {workflow.name: workflow.graph})
+    routes.update(RouteTable(RouteEpoch(1, 1), nodes=(node,)), {workflow.name: workflow.graph}, {})
     return routes
