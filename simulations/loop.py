@@ -34,6 +34,8 @@ _Arguments = TypeVarTuple("_Arguments")
 _ExceptionHandler = Callable[[dict[str, Any]], None]
 
 STEPS_AT_ONE_MOMENT_MAX: Final = 500_000
+SECONDS_MAX: Final = 3000.0
+"""Of the world's time; what takes longer never ends."""
 
 _SERIALS: Final = itertools.count()
 
@@ -380,6 +382,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             paused = [process.name for process in self._processes if process.is_paused]
             raise Stuck(f"nothing will ever happen again at {self._now:.6f}; paused: {paused}")
         self._now = max(self._now, timers[0][0])
+        if self._now > SECONDS_MAX:
+            raise Stuck(f"it goes on for more than {SECONDS_MAX:.0f} s")
         self._steps_at_once = 0
         while timers and timers[0][0] <= self._now:
             timer = heapq.heappop(timers)[2]
