@@ -181,33 +181,42 @@ class TaskWorker:
         or never, and until then this does not return either.
 
         A job that was told to stop (``context.stop``) ends by cancelling the task that runs this; the
-        cancellation is taken back then and becomes the outcome.
+        cancellation is taken back then and becomes the outcome, also if the function swallowed it.
         """
         bound = self._seconds_left(context)
         loop = asyncio.get_running_loop()
         over = None if bound is None else loop.call_later(bound, self._is_over, context, on_late)
         try:
             async with asyncio.timeout(bound):
-                match self.spec.isolation:
-                    case Isolation.LOOP:
-                        return await self._on_loop(job, context, package)
-                    case Isolation.THREAD:
-                        return await self._on_thread(job, context, package)
-                    case Isolation.PROCESS:
-                        return await self._in_process(job, context, package)
+                outcome = await self._run_where_it_belongs(job, context, package)
+            return _stopped(context) or outcome
         except TimeoutError:
             return Outcome(error=self._late(context), is_dirty=_is_process_over(context))
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if context.stopped is None or task is None or task.uncancel() > 0:
+            if task is not None and not task.cancelling():  # nobody's but the function's own
+                return Outcome(error=self._failed(context, error))
+            stopped = _stopped(context)
+            if stopped is None:
                 raise
-            return Outcome(error=context.stopped, is_dirty=_is_process_over(context))
+            return stopped
         except _DIRTY as error:
             return Outcome(error=self._failed(context, error), is_dirty=True)
         finally:
             if over is not None:
                 over.cancel()
             job.release()
+
+    async def _run_where_it_belongs(
+        self, job: Job, context: RunningStage, package: Package[Shipment]
+    ) -> Outcome[Shipment]:
+        match self.spec.isolation:
+            case Isolation.LOOP:
+                return await self._on_loop(job, context, package)
+            case Isolation.THREAD:
+                return await self._on_thread(job, context, package)
+            case Isolation.PROCESS:
+                return await self._in_process(job, context, package)
 
     async def _on_loop(
         self, job: Job, context: RunningStage, package: Package[Shipment]
@@ -359,6 +368,19 @@ class TaskWorker:
             node=context.node,
             cause="WrongType",
         )
+
+
+def _stopped(context: RunningStage) -> "Outcome[Any] | None":
+    """The outcome of a job whose task was cancelled to stop it, which is taken back; None if it was not.
+
+    Raises ``CancelledError`` if somebody else cancelled the task, too.
+    """
+    task = asyncio.current_task()
+    if context.stopped is None or task is None or not task.cancelling():
+        return None
+    if task.uncancel() > 0:
+        raise asyncio.CancelledError
+    return Outcome(error=context.stopped, is_dirty=_is_process_over(context))
 
 
 def _is_process_over(context: RunningStage) -> bool:
