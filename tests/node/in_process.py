@@ -9,6 +9,7 @@ from typing import Any
 from onepiece.codec import value_from_bytes
 from onepiece.node.node import Node, StopSignal, open_node
 from onepiece.node.options import NodeOptions
+from onepiece.node.parts import NodeParts
 from onepiece.node.proxy_service import ProxyService
 from onepiece.requests import RequestState, RequestStatus
 from transports import Address
@@ -20,7 +21,7 @@ SEED_ROLES = frozenset({"proxy", "manager", "store"})
 
 @contextlib.asynccontextmanager
 async def open_nodes(
-    *workflows: str, directory: Path, workers: int = 2, **options: Any
+    *workflows: str, directory: Path, workers: int = 2, parts: NodeParts | None = None, **options: Any
 ) -> AsyncIterator[list[Node]]:
     """A seed with proxy, manager and store, then workers, joined over loopback and ready."""
     async with contextlib.AsyncExitStack() as stack:
@@ -30,6 +31,7 @@ async def open_nodes(
                     roles=SEED_ROLES, workflows=workflows, workers=workers, state_dir=directory, **options
                 ),
                 StopSignal(),
+                parts,
             )
         )
         nodes = [seed]
@@ -37,7 +39,7 @@ async def open_nodes(
             worker = NodeOptions(
                 roles=frozenset({"worker"}), join=Address.parse(seed.address), devices=DEVICES, **options
             )
-            nodes.append(await stack.enter_async_context(open_node(worker, StopSignal())))
+            nodes.append(await stack.enter_async_context(open_node(worker, StopSignal(), parts)))
         await until_ready(proxy_of(seed))
         yield nodes
 

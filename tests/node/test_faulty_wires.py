@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from onepiece.graph import check_inputs
+from onepiece.node.parts import NodeParts
 from stages.synthetic import expected_digest
 from tests.node.in_process import open_nodes, proxy_of, run
 from transports import transport_for
@@ -26,16 +27,14 @@ FAULTS: Final[dict[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-async def test_every_request_ends(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_request_ends(name: str, tmp_path: Path) -> None:
     """Lost control and data messages come again; damaged ones are never taken for good (faults 8, 9)."""
     faults = Faults(random.Random(1), **FAULTS[name])
     sound = faults.remaining
     faults.remaining = 0  # until all have joined: what is tested is requests
 
-    monkeypatch.setattr(
-        "transports.sender.transport_for", lambda address: FaultyTransport(transport_for(address), faults)
-    )
-    async with open_nodes("stages.synthetic:diamond", directory=tmp_path) as nodes:
+    parts = NodeParts(find_transport=lambda address: FaultyTransport(transport_for(address), faults))
+    async with open_nodes("stages.synthetic:diamond", directory=tmp_path, parts=parts) as nodes:
         proxy = proxy_of(nodes[0])
         graph = proxy.workflows()["diamond"]
 
