@@ -1,0 +1,246 @@
+"""Outbox: messages reach a ring or their loss is told; control messages never make anybody wait."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from onepiece.codec import decode_control
+from onepiece.errors import NodeUnreachable, PayloadTooLarge
+from onepiece.messages import KIND_CONTROL, KIND_STAGE_INPUT, Consumed
+from onepiece.runtime.outbox import Outbox, open_outbox
+from tests.runtime.rig import until
+from transports import Address, Geometry, Listener, Options, Receiver, open_receiver, transport_for
+
+_HOUSES = count()
+RING = Geometry(slot_count=16, payload_bytes=1 << 16, session_count=8)
+
+
+@define(eq=False)
+class Peer:
+    """Another node: a listener, and the rings it serves."""
+
+    listener: Listener
+    tasks: asyncio.TaskGroup
+    came: list[tuple[int, bytes]] = field(factory=list)
+    """Kind and bytes of what was received."""
+
+    @property
+    def address(self) -> str:
+        """Where its ring is."""
+        return f"{self.listener.address}/ring"
+
+    @property
+    def messages(self) -> list[object]:
+        """The control messages among it."""
+        found: list[object] = []
+        for kind, data in self.came:
+            while kind == KIND_CONTROL and data:
+                end = 4 + int.from_bytes(data[:4], "little")
+                found.append(decode_control(data[4:end]))
+                data = data[end:]
+        return found
+
+    @asynccontextmanager
+    async def ring(self, *, reading: bool = True) -> AsyncIterator[Receiver]:
+        """Serve the ring, and take what comes."""
+        async with open_receiver(self.listener, "ring", RING) as receiver:
+            task = self.tasks.create_task(self._read(receiver)) if reading else None
+            try:
+                yield receiver
+            finally:
+                if task is not None:
+                    task.cancel()
+
+    async def take(self, receiver: Receiver) -> None:
+        """Take one message."""
+        delivery = await receiver.receive()
+        self.came.append((delivery.kind, bytes(delivery.payload)))
+        receiver.release(delivery)
+
+    async def _read(self, receiver: Receiver) -> None:
+        while True:
+            await self.take(receiver)
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[Outbox, Peer]]:
+    """An outbox and another node."""
+    address = Address.parse(f"local://outbox-{next(_HOUSES)}")
+    async with (
+        transport_for(address).listen(address, Options()) as listener,
+        open_outbox(lambda: "me.1", Options()) as outbox,
+        asyncio.TaskGroup() as tasks,
+    ):
+        yield outbox, Peer(listener, tasks)
+
+
+def consumed(number: int) -> Consumed:
+    """A small control message."""
+    return Consumed(f"u{number}", "a", "b")
+
+
+async def send(outbox: Outbox, peer: Peer, content: bytes, **how: Any) -> None:
+    """Send a data message."""
+    await outbox.send(peer.address, [content], kind=KIND_STAGE_INPUT, **how)
+
+
+async def test_a_message_is_taken_and_that_is_told() -> None:
+    """Once the ring's consumer has it, not when it was written."""
+    async with pair() as (outbox, peer), peer.ring(reading=False) as receiver:
+        taken: list[str] = []
+        await send(outbox, peer, b"first", on_taken=lambda: taken.append("first"))
+        await send(outbox, peer, b"second", on_taken=lambda: taken.append("second"))
+        assert taken == []
+        await peer.take(receiver)
+        await until(lambda: taken == ["first"])
+        await peer.take(receiver)
+        await until(lambda: taken == ["first", "second"])
+        assert peer.came == [(KIND_STAGE_INPUT, b"first"), (KIND_STAGE_INPUT, b"second")]
+
+
+async def test_a_message_that_is_lost_is_told() -> None:
+    """With its ring, before anybody took it; one that was taken is not."""
+    async with pair() as (outbox, peer):
+        told: list[str] = []
+
+        def lost(name: str) -> Any:
+            async def on_lost() -> None:
+                told.append(f"{name} lost")
+
+            return on_lost
+
+        async with peer.ring(reading=False) as receiver:
+            for name in ("first", "second", "third"):
+                taken = functools.partial(told.append, f"{name} taken")
+                await send(outbox, peer, name.encode(), on_lost=lost(name), on_taken=taken)
+            await peer.take(receiver)
+            await until(lambda: told)
+        await until(lambda: len(told) == 3)
+        assert told == ["first taken", "second lost", "third lost"]
+        async with peer.ring():  # the next use opens a new link
+            await send(outbox, peer, b"again")
+            await until(lambda: peer.came[-1] == (KIND_STAGE_INPUT, b"again"))
+
+
+async def test_a_full_ring_makes_the_sender_wait() -> None:
+    """That is the back-pressure a stage feels; reading lets it go on."""
+    async with pair() as (outbox, peer), peer.ring(reading=False) as receiver:
+        for _ in range(2):
+            await send(outbox, peer, bytes(30_000))
+        waiting = asyncio.ensure_future(send(outbox, peer, b"x" * 30_000))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        await peer.take(receiver)
+        await waiting
+        await peer.take(receiver)
+        await peer.take(receiver)
+        assert peer.came[-1] == (KIND_STAGE_INPUT, b"x" * 30_000)
+
+
+async def test_a_message_that_can_never_fit_is_named() -> None:
+    """With the option that would let it in."""
+    async with pair() as (outbox, peer), peer.ring():
+        with pytest.raises(PayloadTooLarge, match="--inbox-bytes"):
+            await send(outbox, peer, bytes(1 << 20))
+        await send(outbox, peer, b"small")
+
+
+async def test_nobody_there_is_an_error_of_the_sender() -> None:
+    """The address is named, and the next try opens a new link."""
+    async with pair() as (outbox, peer):
+        with pytest.raises(NodeUnreachable, match="local://outbox-") as caught:
+            await send(outbox, peer, b"x")
+        assert caught.value.fields == {"address": peer.address}
+        assert caught.value.__cause__ is not None
+        async with peer.ring():
+            await send(outbox, peer, b"x")
+            await until(lambda: peer.came)
+
+
+async def test_control_messages_share_a_ring_message_and_keep_their_order() -> None:
+    """Whoever posts never waits; those that linger go with the next one that does not."""
+    async with pair() as (outbox, peer), peer.ring():
+        await send(outbox, peer, b"open")
+        for number in range(10):
+            outbox.post(peer.address, consumed(number), lingers=number < 9)
+        await until(lambda: len(peer.messages) == 10)
+        assert peer.messages == [consumed(number) for number in range(10)]
+        assert len(peer.came) == 2
+        outbox.post(peer.address, consumed(10), lingers=True)
+        await until(lambda: len(peer.messages) == 11)  # alone, after a moment
+
+
+async def test_a_newer_control_message_replaces_one_that_waits() -> None:
+    """Nobody wants the older one any more."""
+    async with pair() as (outbox, peer), peer.ring():
+        for number in range(5):
+            outbox.post(peer.address, consumed(number), replaces="progress")
+        await until(lambda: peer.messages)
+        await outbox.flushed()
+        assert peer.messages == [consumed(4)]
+
+
+async def test_the_queue_to_a_peer_that_takes_nothing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are dropped: membership will declare it dead."""
+    monkeypatch.setattr("onepiece.runtime.outbox.CONTROL_QUEUE_MAX", 3)
+    async with pair() as (outbox, peer), peer.ring():
+        for number in range(6):
+            outbox.post(peer.address, consumed(number), lingers=True)
+        await until(lambda: len(peer.messages) == 3)
+        assert peer.messages == [consumed(3), consumed(4), consumed(5)]
+
+
+async def test_control_messages_to_nobody_are_dropped() -> None:
+    """They do not wait for ever, and ``flushed`` does not either."""
+    async with pair() as (outbox, peer):
+        outbox.post(peer.address, consumed(1))
+        async with asyncio.timeout(20):
+            await outbox.flushed()
+        assert peer.came == []
+
+
+async def test_messages_to_oneself_need_no_ring() -> None:
+    """They are handed over on the loop, later: a handler never runs inside of ``post``."""
+    async with pair() as (outbox, _):
+        heard: list[object] = []
+        outbox.deliver_locally("local://me/control", heard.append)
+        outbox.post("local://me/control", consumed(1))
+        assert heard == []
+        await asyncio.sleep(0)
+        assert heard == [consumed(1)]
+
+
+async def test_flushed_means_taken() -> None:
+    """All that was sent is in the consumer's hands: a node may leave then."""
+    async with pair() as (outbox, peer), peer.ring(reading=False) as receiver:
+        await send(outbox, peer, b"data")
+        outbox.post(peer.address, consumed(1))
+        flushing = asyncio.ensure_future(outbox.flushed())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not flushing.done()
+        await peer.take(receiver)
+        await peer.take(receiver)
+        await flushing
+        assert peer.messages == [consumed(1)]
+
+
+async def test_a_new_life_sends_nothing_of_the_old_one() -> None:
+    """Messages that nobody took are not told as lost: they are not to be sent elsewhere either."""
+    async with pair() as (outbox, peer), peer.ring(reading=False):
+        told: list[str] = []
+
+        async def on_lost() -> None:
+            told.append("lost")
+
+        await send(outbox, peer, b"old", on_lost=on_lost)
+        outbox.forget_all()
+        await send(outbox, peer, b"new", on_lost=on_lost)
+        assert told == []

@@ -1,0 +1,144 @@
+"""Retainer: outputs are held until released, in memory or on disk, and stages wait for room."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from onepiece.codec import pack
+from onepiece.core.retention import OutputKey, RetentionTable
+from onepiece.errors import StoreFull
+from onepiece.messages import StageInput
+from onepiece.runtime.result_targets import StageTarget, Target
+from onepiece.runtime.retainer import Output, Retainer
+from onepiece.store import ResultStore, StoreOptions
+from tests.runtime.rig import until
+
+KEY = OutputKey("u", "a", "b")
+
+
+def target(uid: str = "u") -> Target:
+    """Where an output goes."""
+    return StageTarget(StageInput(uid, "w", "b", "a", "owner", 0.0, None, 0.0), "m:b", {"x": ()})
+
+
+@asynccontextmanager
+async def retainer(
+    path: Path | None, *, memory: int = 1000, everything: int = 3000
+) -> AsyncIterator[tuple[Retainer, ResultStore | None]]:
+    """A retainer, with a spill store if there is a path."""
+    table: RetentionTable[Output] = RetentionTable(memory, everything)
+    if path is None:
+        async with asyncio.TaskGroup() as tasks:
+            yield Retainer(table, None, tasks), None
+        return
+    async with (
+        ResultStore.open(path, StoreOptions(byte_budget=1 << 20)) as store,
+        asyncio.TaskGroup() as tasks,
+    ):
+        yield Retainer(table, store, tasks), store
+
+
+def hold(held: Retainer, key: OutputKey, content: bytes) -> bytes:
+    """Retain a message with this content; the whole message."""
+    packed = pack(None, {"x": content})
+    held.hold(key, target(key.uid), packed)
+    return b"".join(packed.parts)
+
+
+async def bytes_of(held: Retainer, key: OutputKey) -> bytes | None:
+    """The message as it would be sent again."""
+    output = await held.fetch(key)
+    if output is None:
+        return None
+    assert output.target == target(key.uid)
+    return b"".join(output.parts)
+
+
+async def test_an_output_is_held_until_it_is_released() -> None:
+    """As it was, with where it goes; by request, by graph node; then nothing of it is left."""
+    async with retainer(None) as (held, _):
+        message = hold(held, KEY, b"content")
+        assert await bytes_of(held, KEY) == message
+        assert held.sources_of("u") == ("a",)
+        assert held.targets_of("u", "a") == [KEY]
+        assert held.targets_of("u", "b") == []
+        assert held.held_bytes == len(message)
+        assert held.metrics() == {"outputs": 1, "memory_bytes": len(message), "disk_bytes": 0}
+        held.release(KEY)
+        held.release(KEY)
+        assert await bytes_of(held, KEY) is None
+        assert held.metrics() == {"outputs": 0, "memory_bytes": 0, "disk_bytes": 0}
+
+
+async def test_what_is_too_much_for_memory_lies_on_disk(tmp_path: Path) -> None:
+    """The oldest goes; it comes back bit by bit; when it is released the disk is free again."""
+    async with retainer(tmp_path) as (held, store):
+        assert store is not None
+        keys = [OutputKey("u", "a", target) for target in "bcde"]
+        messages = [hold(held, key, bytes([number]) * 600) for number, key in enumerate(keys)]
+        await until(lambda: held.metrics()["memory_bytes"] <= 1000)
+        assert held.metrics()["disk_bytes"] == sum(map(len, messages[:3]))
+        for key, message in zip(keys, messages, strict=True):
+            assert await bytes_of(held, key) == message
+        held.release_request("u")
+        assert held.metrics() == {"outputs": 0, "memory_bytes": 0, "disk_bytes": 0}
+        await held.emptied()
+
+
+async def test_an_output_released_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
+    """The write is under way: what it wrote is removed behind it."""
+    async with retainer(tmp_path) as (held, store):
+        assert store is not None
+        hold(held, KEY, bytes(2000))
+        held.release(KEY)
+        await until(lambda: held.metrics()["outputs"] == 0)
+        hold(held, KEY, bytes(2000))
+        await until(lambda: held.metrics()["disk_bytes"] > 0)
+        assert await bytes_of(held, KEY) is not None
+        held.release(KEY)
+
+
+async def test_stages_wait_for_room() -> None:
+    """At the bound no work is taken; releasing lets it go on (back-pressure, never a drop)."""
+    async with retainer(None, everything=1500) as (held, _):
+        await held.room()
+        hold(held, KEY, bytes(2000))
+        waiting = asyncio.ensure_future(held.room())
+        emptying = asyncio.ensure_future(held.emptied())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert await bytes_of(held, KEY) is not None
+        held.release(KEY)
+        await waiting
+        await emptying
+
+
+async def test_a_disk_that_refuses_leaves_outputs_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full, or gone: nothing is lost, and it counts against the bound."""
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise StoreFull("the disk is full")
+
+    async with retainer(tmp_path) as (held, store):
+        assert store is not None
+        monkeypatch.setattr(ResultStore, "put", refuse)
+        message = hold(held, KEY, bytes(2000))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert await bytes_of(held, KEY) == message
+        assert held.metrics()["memory_bytes"] == len(message)
+        held.release(KEY)
+
+
+async def test_a_new_life_holds_nothing() -> None:
+    """A node that was declared dead drops what it held for its old life."""
+    async with retainer(None) as (held, _):
+        for uid in "abc":
+            hold(held, OutputKey(uid, "a", "b"), b"x")
+        held.release_all()
+        assert held.metrics()["outputs"] == 0
