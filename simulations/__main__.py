@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import frozen
 
-from simulations import explore_command, ring_schedules
+from simulations import cluster_command, explore_command, ring_schedules
 from simulations.chaos import command as chaos_command
 
 
@@ -24,6 +24,12 @@ class Command:
 COMMANDS: Final = {
     "chaos": Command(
         chaos_command.HELP, chaos_command.__doc__, chaos_command.add_arguments, chaos_command.run
+    ),
+    "cluster": Command(
+        cluster_command.HELP,
+        cluster_command.__doc__,
+        cluster_command.add_arguments,
+        cluster_command.run,
     ),
     "explore": Command(
         explore_command.HELP,

@@ -130,6 +130,8 @@ class Cluster:
             served = tasks.create_task(self.clients.run(wishes), name="clients")
             await self.faults.run(plan.load_seconds)
             self.trace.tell("phase", "calm")
+            self._world.lost_answers = self._world.repeated_calls = 0.0
+            self._network.calm_down()
             await asyncio.wait([served], timeout=SETTLE_SECONDS)
             if served.done():
                 await self.checks.settle()

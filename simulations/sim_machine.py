@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, TypeVar
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from onepiece.errors import OnePieceError
 from onepiece.node.node import Node, StopSignal, open_node, serve_until_stopped
@@ -44,7 +44,7 @@ class Unreachable(Exception):  # noqa: N818  # named by what happened, as in tra
     """A client got no answer: whether what it asked for was done is not known."""
 
 
-@frozen
+@define(eq=False)
 class World:
     """What all machines of a run share."""
 
@@ -146,11 +146,12 @@ class SimMachine:
         try:
             async with open_node(self._options, life.stop, self._parts()) as node, life.calls:
                 life.node = node
-                await serve_until_stopped(node, life.stop)
+                try:
+                    await serve_until_stopped(node, life.stop)
+                finally:
+                    life.node = None
         except OnePieceError as error:
             self._world.trace.tell(self.name, f"could not go on: {error}")
-        finally:
-            life.node = None
 
     async def _bury(self, life: _Life) -> None:
         """Wait until nothing is left of a process, and forget it."""

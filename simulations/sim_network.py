@@ -20,7 +20,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final, Protocol
 
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from simulations.loop import Process, VirtualLoop
 from transports import ConnectFailed, PeerLost, TransportError
@@ -295,6 +295,10 @@ class Network:
         self._cuts: dict[tuple[str, str], int] = {}
         self._waiting: dict[tuple[str, str], list[Callable[[], None]]] = {}
         self._cut_numbers = itertools.count(1)
+
+    def calm_down(self) -> None:
+        """No more spikes or damage."""
+        self.weather = evolve(self.weather, spike_chance=0.0, flip_chance=0.0)
 
     def host(self, name: str) -> Host:
         """The host of this name; made if it is not there."""
