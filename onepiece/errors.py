@@ -21,6 +21,7 @@
         JoinBudgetExceeded      inputs waiting for their siblings exceed the actor's budget
       UnknownRequest        no such UID here
       OwnedElsewhere        another proxy owns the request: ask that one
+      UnknownNode           no node of this name is in the set; those that are are listed
       ResultGone            it was there; it has been fetched or its time to live is over
       PlacementError        a stage fits on no device
       SchemaMismatch        two nodes hold different versions of a workflow; both schemas are named
@@ -175,6 +176,12 @@ class OwnedElsewhere(OnePieceError):
 
     retryable = True
     http_status = 307
+
+
+class UnknownNode(OnePieceError):
+    """No node of this name is in the set; the message lists those that are."""
+
+    http_status = 404
 
 
 class ResultGone(OnePieceError):

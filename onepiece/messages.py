@@ -475,6 +475,27 @@ class Heartbeat:
     actors: tuple[ActorReport, ...]
     draining: bool
     routes: RouteEpoch
+    drained: bool = False
+    """It drains, and holds nothing any more."""
+
+
+@register
+@frozen
+class SetDraining:
+    """An operator wants a node to take no new work, or to take some again; answered by ``DrainingSet``."""
+
+    call: int
+    reply_to: str
+    draining: bool
+
+
+@register
+@frozen
+class DrainingSet:
+    """The node does as it was told; ``error`` says why not."""
+
+    call: int
+    error: Mapping[str, Any] | None = None
 
 
 @register

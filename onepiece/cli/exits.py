@@ -10,6 +10,7 @@ from onepiece.errors import (
     Rejected,
     RequestCancelled,
     ResultGone,
+    UnknownNode,
     UnknownRequest,
 )
 from transports.errors import AddressError, ListenFailed, UnknownScheme
@@ -31,7 +32,7 @@ exit codes:
   3    rejected: unknown workflow, wrong input, not ready, overloaded; nothing was kept
   4    nobody answers at the server's address
   5    the request was cancelled, or its deadline passed
-  6    no such request, or its result is gone
+  6    no such request or node, or its result is gone
   130  interrupted"""
 
 
@@ -48,7 +49,7 @@ def code_of(error: BaseException) -> int:
             return UNREACHABLE
         case RequestCancelled() | DeadlineExceeded():
             return STOPPED
-        case UnknownRequest() | ResultGone():
+        case UnknownRequest() | UnknownNode() | ResultGone():
             return GONE
         case _:
             return FAILED

@@ -65,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_result(commands)
     _add_cancel(commands)
     _add_lists(commands)
+    _add_drain(commands)
     _add_bench(commands)
     return parser
 
@@ -162,6 +163,25 @@ def _add_lists(commands: Any) -> None:
         parser.set_defaults(run=_remote(verb))
 
 
+def _add_drain(commands: Any) -> None:
+    parser = commands.add_parser(
+        "drain",
+        help="let a node take no new work and finish what it holds",
+        description="Let a node take no new work and finish what it holds: requests of its proxy, work of "
+        "its stages, outputs and results that no other node has. Then it is drained, and can be stopped, or "
+        "take work again (`onepiece resume`).",
+    )
+    parser.add_argument("node", metavar="NODE", help="its name; see `onepiece nodes`")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is drained")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="wait no longer; the node drains on")
+    _add_common(parser, "print the node as one JSON object")
+    parser.set_defaults(run=_remote("drain"))
+    parser = commands.add_parser("resume", help="let a node that drains take work again")
+    parser.add_argument("node", metavar="NODE", help="its name; see `onepiece nodes`")
+    _add_common(parser, "print the node as one JSON object")
+    parser.set_defaults(run=_remote("resume"))
+
+
 def _add_bench(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
@@ -187,8 +207,8 @@ def _add_common(parser: argparse.ArgumentParser, json_help: str) -> None:
     parser.add_argument(
         "--server",
         metavar="URL",
-        help=f"a proxy of the set; wins over the variable {SERVER_VARIABLE}, which wins over the default "
-        f"{DEFAULT_SERVER}",
+        help=f"a proxy of the set, or several with commas between them; wins over the variable "
+        f"{SERVER_VARIABLE}, which wins over the default {DEFAULT_SERVER}",
     )
     parser.add_argument("--json", action="store_true", help=json_help)
 

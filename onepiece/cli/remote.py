@@ -1,4 +1,4 @@
-"""The commands that talk to a proxy: submit, watch, result, cancel, list, nodes, workflows."""
+"""The commands that talk to a proxy: submit, watch, result, cancel, list, nodes, drain, resume, workflows."""
 
 import argparse
 import asyncio
@@ -16,9 +16,9 @@ import onepiece
 from onepiece.cli import exits, inputs
 from onepiece.cli.columns import bytes_text, columns, seconds_text
 from onepiece.cli.progress import Display, RequestView, display
-from onepiece.client import Client, RequestHandle, WorkflowInfo
+from onepiece.client import Client, NodeInfo, RequestHandle, WorkflowInfo
 from onepiece.client.api import event_to_plain, status_to_plain, to_plain
-from onepiece.errors import OnePieceError, UnknownWorkflow
+from onepiece.errors import OnePieceError, UnknownNode, UnknownWorkflow
 from onepiece.requests import RequestState, RequestStatus
 
 Arguments: TypeAlias = argparse.Namespace
@@ -27,6 +27,9 @@ Command: TypeAlias = Callable[[Client, Arguments], Awaitable[int]]
 CANCEL_SECONDS: Final = 5.0
 """How long an interrupted ``submit`` takes to cancel its request."""
 STDOUT: Final = "-"
+DRAINED: Final = "drained"
+LOOK_SECONDS: Final = 0.3
+"""Between two looks at a node that drains."""
 
 
 async def run(command: Command, arguments: Arguments) -> int:
@@ -107,6 +110,33 @@ async def nodes(client: Client, arguments: Arguments) -> int:
         for node in found
     ]
     print(columns(head, rows))
+    return exits.OK
+
+
+async def drain(client: Client, arguments: Arguments) -> int:
+    """Let a node take no new work, and wait until it holds nothing any more."""
+    node = await client.drain(arguments.node)
+    if not arguments.no_wait:
+        with anyio.move_on_after(arguments.timeout):
+            node = await _drained(client, node)
+    print(_json(to_plain(node)) if arguments.json else f"{node.node} {node.state}")
+    return exits.OK if arguments.no_wait or node.state == DRAINED else exits.FAILED
+
+
+async def _drained(client: Client, node: NodeInfo) -> NodeInfo:
+    while node.state != DRAINED:
+        await anyio.sleep(LOOK_SECONDS)
+        found = next((each for each in await client.nodes() if each.node == node.node), None)
+        if found is None:
+            raise UnknownNode(f"{node.node} left the set while it drained", node=node.node)
+        node = found
+    return node
+
+
+async def resume(client: Client, arguments: Arguments) -> int:
+    """Let a node that drains take work again."""
+    node = await client.resume(arguments.node)
+    print(_json(to_plain(node)) if arguments.json else f"{node.node} {node.state}")
     return exits.OK
 
 

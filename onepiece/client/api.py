@@ -126,6 +126,7 @@ class NodeInfo:
 
     node: str
     state: str
+    """``alive``, ``draining``, ``drained`` (it drains and holds nothing any more) or ``suspect``."""
     address: str
     http: str | None = None
     incarnation: int = 0

@@ -106,6 +106,14 @@ class BlockingClient:
         """See ``Client.nodes``."""
         return _call(self._portal, self._client.nodes)
 
+    def drain(self, node: str) -> NodeInfo:
+        """See ``Client.drain``."""
+        return _call(self._portal, lambda: self._client.drain(node))
+
+    def resume(self, node: str) -> NodeInfo:
+        """See ``Client.resume``."""
+        return _call(self._portal, lambda: self._client.resume(node))
+
     def wait_ready(self, timeout: float | None = None) -> None:
         """See ``Client.wait_ready``."""
         _call(self._portal, lambda: self._client.wait_ready(timeout))

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar, overload
+from urllib.parse import quote
 
 import anyio
 from attrs import define, field
@@ -190,6 +191,25 @@ class Client:
         """
         answer = await self._connection.call("GET", "/v1/nodes")
         return [node_from_plain(each) for each in answer["nodes"]]
+
+    async def drain(self, node: str) -> NodeInfo:
+        """Have a node take no new work; it finishes what it holds, and is ``drained`` when nothing is left.
+
+        Raises:
+            UnknownNode: No node of this name is in the set; those that are are listed.
+            NodeUnreachable: Nobody answers, or that node does not.
+        """
+        return node_from_plain(await self._connection.call("POST", f"/v1/nodes/{quote(node, '')}/drain"))
+
+    async def resume(self, node: str) -> NodeInfo:
+        """Have a node that drains take work again.
+
+        Raises:
+            UnknownNode: No node of this name is in the set; those that are are listed.
+            NotReady: It was told to stop, and does not resume.
+            NodeUnreachable: Nobody answers, or that node does not.
+        """
+        return node_from_plain(await self._connection.call("POST", f"/v1/nodes/{quote(node, '')}/resume"))
 
     async def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until every stage of every workflow is loaded.

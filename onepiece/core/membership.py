@@ -7,7 +7,12 @@ Nodes send heartbeats; who is silent is first *suspect*, then *dead*::
                         ^  |          heard              |                                ^
               heard     |  | heard draining   <----------+                                |
                         |  v                                     left, replaced           |
-                      draining ----------------------------------------------------------- +
+                      draining ---------------------------------------------------------> +
+                        ^  | heard drained: it holds nothing any more                     |
+         heard draining |  v                                     left, replaced           |
+                      drained ----------------------------------------------------------> +
+
+A node that drains, or has drained, may be told to resume: heard as any other it is alive again.
 
 What it promises:
 
@@ -43,6 +48,9 @@ class NodeState(enum.StrEnum):
 
     ALIVE = "alive"
     DRAINING = "draining"
+    """It wants no new work."""
+    DRAINED = "drained"
+    """It drains, and holds nothing any more: it may be stopped, or resume."""
     SUSPECT = "suspect"
     DEAD = "dead"
 
@@ -50,6 +58,7 @@ class NodeState(enum.StrEnum):
 class _Trigger(enum.Enum):
     HEARD = "heard"
     HEARD_DRAINING = "heard draining"
+    HEARD_DRAINED = "heard drained"
     FELL_SILENT = "fell silent"
     LEASE_ENDED = "lease ended"
     LEFT = "left"
@@ -59,21 +68,33 @@ class _Trigger(enum.Enum):
 TRANSITIONS: Final[Mapping[tuple[NodeState, _Trigger], NodeState]] = {
     (NodeState.ALIVE, _Trigger.HEARD): NodeState.ALIVE,
     (NodeState.ALIVE, _Trigger.HEARD_DRAINING): NodeState.DRAINING,
+    (NodeState.ALIVE, _Trigger.HEARD_DRAINED): NodeState.DRAINED,
     (NodeState.ALIVE, _Trigger.FELL_SILENT): NodeState.SUSPECT,
     (NodeState.ALIVE, _Trigger.LEFT): NodeState.DEAD,
     (NodeState.ALIVE, _Trigger.REPLACED): NodeState.DEAD,
     (NodeState.DRAINING, _Trigger.HEARD): NodeState.ALIVE,
     (NodeState.DRAINING, _Trigger.HEARD_DRAINING): NodeState.DRAINING,
+    (NodeState.DRAINING, _Trigger.HEARD_DRAINED): NodeState.DRAINED,
     (NodeState.DRAINING, _Trigger.FELL_SILENT): NodeState.SUSPECT,
     (NodeState.DRAINING, _Trigger.LEFT): NodeState.DEAD,
     (NodeState.DRAINING, _Trigger.REPLACED): NodeState.DEAD,
+    (NodeState.DRAINED, _Trigger.HEARD): NodeState.ALIVE,
+    (NodeState.DRAINED, _Trigger.HEARD_DRAINING): NodeState.DRAINING,
+    (NodeState.DRAINED, _Trigger.HEARD_DRAINED): NodeState.DRAINED,
+    (NodeState.DRAINED, _Trigger.FELL_SILENT): NodeState.SUSPECT,
+    (NodeState.DRAINED, _Trigger.LEFT): NodeState.DEAD,
+    (NodeState.DRAINED, _Trigger.REPLACED): NodeState.DEAD,
     (NodeState.SUSPECT, _Trigger.HEARD): NodeState.ALIVE,
     (NodeState.SUSPECT, _Trigger.HEARD_DRAINING): NodeState.DRAINING,
+    (NodeState.SUSPECT, _Trigger.HEARD_DRAINED): NodeState.DRAINED,
     (NodeState.SUSPECT, _Trigger.LEASE_ENDED): NodeState.DEAD,
     (NodeState.SUSPECT, _Trigger.LEFT): NodeState.DEAD,
     (NodeState.SUSPECT, _Trigger.REPLACED): NodeState.DEAD,
 }
 """DEAD has no way out: a dead incarnation that is heard is expelled, a newer one is a new member."""
+
+
+_LEAVING: Final = frozenset({NodeState.DRAINING, NodeState.DRAINED})
 
 
 @frozen
@@ -110,6 +131,8 @@ class HeartbeatReceived:
     actors: tuple[ActorReport, ...] = ()
     draining: bool = False
     routes: RouteEpoch | None = None
+    drained: bool = False
+    """It drains, and holds nothing any more."""
 
 
 @frozen
@@ -178,6 +201,14 @@ class NodeDrained:
 
 
 @frozen
+class NodeEmptied:
+    """A node that drains holds nothing any more."""
+
+    node_id: str
+    incarnation: int
+
+
+@frozen
 class NodeResumed:
     """A draining node takes part again."""
 
@@ -202,7 +233,14 @@ class ManagerStalled:
 
 
 MembershipNotice: TypeAlias = (
-    NodeJoined | NodeSuspected | NodeRecovered | NodeDrained | NodeResumed | NodeDied | ManagerStalled
+    NodeJoined
+    | NodeSuspected
+    | NodeRecovered
+    | NodeDrained
+    | NodeEmptied
+    | NodeResumed
+    | NodeDied
+    | ManagerStalled
 )
 """What membership tells the other machines, and the log."""
 
@@ -329,11 +367,11 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
         if node.node_id not in self._members and not self._make_room():
             reason = f"the set has {self.config.nodes_max} nodes, which is its bound (nodes_max)"
             return [Expel(node.node_id, node.incarnation, reason, may_rejoin=True)]
-        state = NodeState.DRAINING if event.draining else NodeState.ALIVE
+        state = TRANSITIONS[NodeState.ALIVE, _heard(event)]
         self._members[node.node_id] = Member(node, state, now, now, event.actors, event.routes)
         self._look_by(now + self._patience(state))
         effects: list[MembershipEffect] = [NodeJoined(node)]
-        if event.draining:
+        if state in _LEAVING:
             effects.append(NodeDrained(node.node_id, node.incarnation))
         return effects
 
@@ -359,8 +397,7 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
         return Expel(node.node_id, node.incarnation, reason, may_rejoin=not held)
 
     def _hear(self, member: Member, event: HeartbeatReceived, now: float) -> list[MembershipEffect]:
-        trigger = _Trigger.HEARD_DRAINING if event.draining else _Trigger.HEARD
-        state = follow(TRANSITIONS, member.state, trigger)
+        state = follow(TRANSITIONS, member.state, _heard(event))
         node_id, incarnation = event.node.node_id, event.node.incarnation
         self._members[node_id] = evolve(
             member, state=state, heard_at=now, actors=event.actors, routes=event.routes
@@ -369,9 +406,13 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
         effects: list[MembershipEffect] = []
         if member.state is NodeState.SUSPECT:
             effects.append(NodeRecovered(node_id, incarnation))
-        if state is NodeState.DRAINING and member.state is not NodeState.DRAINING:
+        if state in _LEAVING and member.state not in _LEAVING:
             effects.append(NodeDrained(node_id, incarnation))
-        if state is NodeState.ALIVE and member.state is NodeState.DRAINING:
+        if state is NodeState.DRAINED and member.state is not NodeState.DRAINED:
+            effects.append(NodeEmptied(node_id, incarnation))
+        if state is NodeState.DRAINING and member.state is NodeState.DRAINED:
+            effects.append(NodeDrained(node_id, incarnation))
+        if state is NodeState.ALIVE and member.state in _LEAVING:
             effects.append(NodeResumed(node_id, incarnation))
         return effects
 
@@ -385,7 +426,7 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
         for node_id in list(self._members):
             member = self._members[node_id]
             silent = now - member.heard_at
-            if member.state in {NodeState.ALIVE, NodeState.DRAINING} and self._is_over(member, now):
+            if member.state in {NodeState.ALIVE, *_LEAVING} and self._is_over(member, now):
                 state = follow(TRANSITIONS, member.state, _Trigger.FELL_SILENT)
                 member = self._members[node_id] = evolve(member, state=state)
                 effects.append(NodeSuspected(node_id, member.node.incarnation, silent))
@@ -402,3 +443,9 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
             member, state=follow(TRANSITIONS, member.state, trigger), actors=(), death=reason
         )
         return NodeDied(node.node_id, node.incarnation, reason)
+
+
+def _heard(event: HeartbeatReceived) -> _Trigger:
+    if not event.draining:
+        return _Trigger.HEARD
+    return _Trigger.HEARD_DRAINED if event.drained else _Trigger.HEARD_DRAINING

@@ -69,13 +69,18 @@ class ActorHost:
             for hosted in self._hosted.values()
         )
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no actor holds work now."""
+        return all(hosted.actor is None or hosted.actor.is_idle for hosted in self._hosted.values())
+
     async def idle(self) -> None:
         """Wait until no actor has held work for a while, long enough for what was on its way to come in."""
         loop = asyncio.get_running_loop()
         quiet_since = loop.time()
         while loop.time() - quiet_since < _QUIET_SECONDS:
             await asyncio.sleep(_QUIET_SECONDS / 4)
-            if not all(hosted.actor is None or hosted.actor.is_idle for hosted in self._hosted.values()):
+            if not self.is_idle:
                 quiet_since = loop.time()
 
     def active_of(self, uid: str) -> dict[str, str]:

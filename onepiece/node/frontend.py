@@ -29,7 +29,7 @@ class NodeView:
     address: str
     http: str | None
     roles: Sequence[str]
-    state: str  # alive | suspect | dead | draining
+    state: str  # alive | draining | drained | suspect
     devices: Sequence[str]
     actors: Sequence[Mapping[str, Any]]  # workflow, stage, device, state, queued, running
     process_id: int
@@ -62,6 +62,13 @@ class Frontend(Protocol):
 
     def nodes(self) -> Sequence[NodeView]:
         """The members of the set, this node's view."""
+        ...
+
+    async def set_draining(self, node: str, *, draining: bool) -> NodeView:
+        """Have a node take no new work, or take some again; its view behind that.
+
+        Raises ``UnknownNode``, ``NodeUnreachable`` if it does not answer, ``NotReady`` if it is stopping.
+        """
         ...
 
     def check_admission(self, workflow: str, body_bytes: int | None) -> None:

@@ -26,6 +26,7 @@ from onepiece.errors import (
     Rejected,
     RequestCancelled,
     ResultGone,
+    UnknownNode,
     UnknownRequest,
     UnknownWorkflow,
 )
@@ -114,6 +115,15 @@ class FakeFrontend:
     def nodes(self) -> Sequence[NodeView]:
         """What the test set."""
         return self.node_views
+
+    async def set_draining(self, node: str, *, draining: bool) -> NodeView:
+        """Change the view that the test set."""
+        for number, view in enumerate(self.node_views):
+            if view.node == node:
+                changed = evolve(view, state="draining" if draining else "alive")
+                self.node_views = [*self.node_views[:number], changed, *self.node_views[number + 1 :]]
+                return changed
+        raise UnknownNode(f"no node {node!r}", node=node)
 
     def check_admission(self, workflow: str, body_bytes: int | None) -> None:
         """Raise what the test set, or for an unknown workflow."""

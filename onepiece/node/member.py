@@ -62,6 +62,8 @@ class Member:
         self._newest: RouteTable | None = None
         self._table_came = asyncio.Event()
         self.draining = False
+        self.holds_nothing: Callable[[], bool] = lambda: False
+        """Whether a node that drains has drained."""
         self._has_left = False
         self._is_expelled = False
 
@@ -76,9 +78,9 @@ class Member:
         """Send a heartbeat soon: something has changed."""
         self._news.set()
 
-    def drain(self) -> None:
-        """Tell the manager that this node takes no new work."""
-        self.draining = True
+    def set_draining(self, draining: bool) -> None:
+        """Tell the manager that this node takes no new work, or does again."""
+        self.draining = draining
         self.wake()
 
     async def beat(self) -> None:
@@ -101,7 +103,8 @@ class Member:
 
     def _send(self) -> None:
         actors = self._host.reports() if self._host is not None else ()
-        heartbeat = Heartbeat(self.info, actors, self.draining, self._routes.table.epoch)
+        drained = self.draining and self.holds_nothing()
+        heartbeat = Heartbeat(self.info, actors, self.draining, self._routes.table.epoch, drained)
         self._outbox.post(self._manager_address, heartbeat, replaces="heartbeat")
 
     def _on_routes(self, published: PublishedRoutes) -> None:

@@ -34,6 +34,7 @@ from onepiece.messages import CONTROL_REGION
 from onepiece.node.actor_host import ActorHost
 from onepiece.node.advertising import advertised, advertised_host
 from onepiece.node.control import ControlService
+from onepiece.node.drain import Drain
 from onepiece.node.leftovers import Leftovers
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
@@ -98,6 +99,7 @@ class Node:
     host: ActorHost | None
     proxy: ProxyService | None
     copies: ReplicaService | None
+    draining: Drain
 
     @property
     def address(self) -> str:
@@ -111,16 +113,7 @@ class Node:
 
     async def drain(self) -> None:
         """Take no new work, and return when nothing is held any more."""
-        self.member.drain()
-        if self.proxy is not None:
-            self.proxy.draining = True
-            await self.proxy.owner.settled()
-        if self.host is not None:
-            await self.host.idle()
-            await self.env.retainer.emptied()
-        if self.copies is not None:
-            await self.copies.settled()
-        await self.env.outbox.flushed()
+        await self.draining.finish()
 
 
 def make_info(options: NodeOptions, address: str, http: str | None, parts: NodeParts) -> NodeInfo:
@@ -260,7 +253,8 @@ async def _compose(
         tasks.create_task(proxy.owner.adopt_orphans(), name="adoption")
     tasks.create_task(member.follow_routes(), name="routes")
     tasks.create_task(member.beat(), name="heartbeats")
-    return Node(options, info, env, member, host, proxy, copies)
+    draining = Drain(env, member, host, proxy, copies).attached(control)
+    return Node(options, info, env, member, host, proxy, copies, draining)
 
 
 def _make_member(

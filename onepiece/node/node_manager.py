@@ -140,7 +140,11 @@ class ManagerService:
         self._heard_at[node.node_id] = self._now()
         self._enqueue(
             HeartbeatReceived(
-                node=node, actors=heartbeat.actors, draining=heartbeat.draining, routes=heartbeat.routes
+                node=node,
+                actors=heartbeat.actors,
+                draining=heartbeat.draining,
+                routes=heartbeat.routes,
+                drained=heartbeat.drained,
             )
         )
 

@@ -11,6 +11,8 @@
     DELETE /v1/requests/{uid}/result     purge the result; idempotent
     GET    /v1/workflows                 what can be submitted
     GET    /v1/nodes                     the members of the set
+    POST   /v1/nodes/{node}/drain        let a node take no new work; idempotent
+    POST   /v1/nodes/{node}/resume       let it take work again; idempotent
     GET    /healthz, /readyz             alive; able to serve
 
 It holds no state of requests: all of that is the node's. ``docs/reference/http.md`` is the reference.
@@ -82,6 +84,8 @@ class ProxyApp:
             Route("/v1/requests/{uid}/result", self.purge, methods=["DELETE"]),
             Route("/v1/workflows", self.workflows, methods=["GET"]),
             Route("/v1/nodes", self.nodes, methods=["GET"]),
+            Route("/v1/nodes/{node}/drain", self.drain, methods=["POST"]),
+            Route("/v1/nodes/{node}/resume", self.resume, methods=["POST"]),
             Route("/healthz", self.health, methods=["GET"]),
             Route("/readyz", self.readiness, methods=["GET"]),
         ]
@@ -197,6 +201,16 @@ class ProxyApp:
     async def nodes(self, request: Request) -> Response:
         """The members of the set."""
         return JSONResponse({"nodes": [to_plain(view) for view in self.frontend.nodes()]})
+
+    async def drain(self, request: Request) -> Response:
+        """Let a node take no new work."""
+        view = await self.frontend.set_draining(request.path_params["node"], draining=True)
+        return JSONResponse(to_plain(view))
+
+    async def resume(self, request: Request) -> Response:
+        """Let a node take work again."""
+        view = await self.frontend.set_draining(request.path_params["node"], draining=False)
+        return JSONResponse(to_plain(view))
 
     async def health(self, request: Request) -> Response:
         """Whether the process does its work; a supervisor restarts it if not."""

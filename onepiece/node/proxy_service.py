@@ -9,7 +9,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
+from attrs import evolve
+
 from onepiece.core.admission import RequestBudget
+from onepiece.core.membership import NodeState
 from onepiece.core.request import end_event
 from onepiece.core.routing import NodeRoute, RouteEpoch
 from onepiece.errors import (
@@ -17,12 +20,13 @@ from onepiece.errors import (
     NotReady,
     OnePieceError,
     OwnedElsewhere,
+    UnknownNode,
     UnknownRequest,
     UnknownWorkflow,
 )
 from onepiece.graph import WorkflowGraph
 from onepiece.ids import new_uid, uid_time
-from onepiece.messages import RequestRecord
+from onepiece.messages import CONTROL_REGION, DrainingSet, RequestRecord, SetDraining
 from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
 from onepiece.node.frontend import NodeView, Readiness
@@ -33,6 +37,7 @@ from onepiece.node.result_reader import RemoteResult, ResultReader
 from onepiece.requests import RequestEvent, RequestState, RequestStatus
 from onepiece.runtime.environment import Environment
 
+_TOLD_SECONDS: Final = 5.0
 _NO_TABLE: Final = RouteEpoch(0, 0)
 
 
@@ -66,7 +71,7 @@ class ProxyService:
         """Receive what actors and stores report."""
         self.owner.attach(control)
         self._ended_requests.attach(control)
-        self._calls.answered_by(control, *{*self._records.answers, *self._results.answers})
+        self._calls.answered_by(control, DrainingSet, *{*self._records.answers, *self._results.answers})
 
     # --- what clients ask ----------------------------------------------------------------------
 
@@ -137,6 +142,32 @@ class ProxyService:
             )
             for node in table.nodes
         ]
+
+    async def set_draining(self, node: str, *, draining: bool) -> NodeView:
+        """Have a node take no new work, or take some again; its view behind that.
+
+        Raises ``UnknownNode``, ``NodeUnreachable`` if it does not answer, ``NotReady`` if it is stopping.
+        """
+        views = {view.node: view for view in self.nodes()}
+        view = views.get(node)
+        if view is None:
+            raise UnknownNode(
+                f"no node {node!r} is in the set; there are: {', '.join(sorted(views))}", node=node
+            )
+        reply_to = self._env.control_address
+        answer = await self._calls.ask(
+            DrainingSet,
+            lambda call: self._env.outbox.post(
+                f"{view.address}/{CONTROL_REGION}", SetDraining(call, reply_to, draining)
+            ),
+            what=f"{node} was told to {'drain' if draining else 'resume'}",
+            timeout_seconds=_TOLD_SECONDS,
+        )
+        if answer.error is not None:
+            raise OnePieceError.from_wire(answer.error)
+        if draining:
+            return view if view.state == NodeState.DRAINED else evolve(view, state=NodeState.DRAINING)
+        return evolve(view, state=NodeState.ALIVE)
 
     async def submit(
         self, workflow: str, inputs: Mapping[str, Any], *, timeout_seconds: float | None, key: str | None

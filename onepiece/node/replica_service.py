@@ -109,7 +109,7 @@ class ReplicaService:
     def routes_changed(self) -> None:
         """There is a newer route table."""
         stores = tuple(
-            StoreNode(node.node_id, node.life, node.state != NodeState.DRAINING)
+            StoreNode(node.node_id, node.life, node.state not in {NodeState.DRAINING, NodeState.DRAINED})
             for node in self._env.routes.table.nodes
             if "store" in node.roles
         )
@@ -130,6 +130,11 @@ class ReplicaService:
                         await self._wake.wait()
                 except TimeoutError:
                     self._handle(Tick())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is known to be missing on any other store node."""
+        return self._machine.is_settled
 
     async def settled(self) -> None:
         """Wait until nothing is known to be missing on any other store node.

@@ -108,7 +108,8 @@ class SimulatedNode:
 
     def heartbeat(self) -> HeartbeatReceived:
         """What it would send now."""
-        return HeartbeatReceived(self.info, tuple(self.actors.values()), self.draining, self.routes)
+        drained = self.draining and not self.actors
+        return HeartbeatReceived(self.info, tuple(self.actors.values()), self.draining, self.routes, drained)
 
 
 @define(eq=False)

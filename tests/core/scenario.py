@@ -54,6 +54,7 @@ from onepiece.core import (
     MembershipConfig,
     NodeDied,
     NodeDrained,
+    NodeEmptied,
     NodeJoined,
     NodeRecovered,
     NodeResumed,
@@ -248,6 +249,8 @@ def _describe_notice(effect: ManagerEffect) -> str:
             return f"{node_id} recovered"
         case NodeDrained(node_id):
             return f"{node_id} drains"
+        case NodeEmptied(node_id):
+            return f"{node_id} has drained"
         case NodeResumed(node_id):
             return f"{node_id} resumed"
         case ManagerStalled(seconds):

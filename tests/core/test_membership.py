@@ -30,6 +30,7 @@ def test_every_pair_has_its_place() -> None:
     impossible = {
         (NodeState.ALIVE, _Trigger.LEASE_ENDED),
         (NodeState.DRAINING, _Trigger.LEASE_ENDED),
+        (NodeState.DRAINED, _Trigger.LEASE_ENDED),
         (NodeState.SUSPECT, _Trigger.FELL_SILENT),
         *((NodeState.DEAD, trigger) for trigger in _Trigger),
     }
@@ -116,11 +117,16 @@ class MembershipModel(RuleBasedStateMachine):
                     self.ended.add((node_id, incarnation))
         return effects
 
-    @rule(name=st.sampled_from("abc"), incarnation=st.integers(1, 4), draining=st.booleans())
-    def hear(self, name: str, incarnation: int, draining: bool) -> None:
+    @rule(
+        name=st.sampled_from("abc"),
+        incarnation=st.integers(1, 4),
+        draining=st.booleans(),
+        drained=st.booleans(),
+    )
+    def hear(self, name: str, incarnation: int, draining: bool, drained: bool) -> None:
         """Any process may be heard at any time."""
         node = make_node(name, incarnation=incarnation)
-        effects = self._handle(HeartbeatReceived(node, draining=draining))
+        effects = self._handle(HeartbeatReceived(node, draining=draining, drained=drained))
         was_expelled = any(isinstance(effect, Expel) for effect in effects)
         assert was_expelled != self.machine.is_member(name, incarnation), "a member or told that it is none"
 
