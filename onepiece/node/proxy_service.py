@@ -8,10 +8,10 @@ reads of results and the followers.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from attrs import define, evolve, field
+from attrs import define, field
 
 from onepiece.codec import CodecError, decode_control
 from onepiece.core.admission import RequestBudget
@@ -40,7 +40,7 @@ from onepiece.errors import (
     UnknownRequest,
     UnknownWorkflow,
 )
-from onepiece.graph import INPUTS, FromInput, WorkflowGraph
+from onepiece.graph import INPUTS, WorkflowGraph
 from onepiece.ids import new_uid
 from onepiece.limits import (
     EVENTS_PER_REQUEST_MAX,
@@ -64,7 +64,8 @@ from onepiece.node.frontend import NodeView, Readiness
 from onepiece.node.result_reader import RemoteResult, ResultReader
 from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus
 from onepiece.runtime.environment import Environment
-from onepiece.runtime.result_deliver import InputTarget, ResultDeliver
+from onepiece.runtime.plan import GraphPlan, Plans
+from onepiece.runtime.result_deliver import ResultDeliver, input_targets
 
 _TICK_SECONDS: Final = 0.25
 
@@ -94,6 +95,7 @@ class ProxyService:
         self._budget = budget
         self._timeout_seconds = timeout_seconds
         self._deliver = ResultDeliver(env)
+        self._plans = Plans()
         self._rng = random.SystemRandom()
         self._table = RequestTable(RECORDS_MAX, EVENTS_PER_REQUEST_MAX, RECORD_KEEP_SECONDS)
         self._followers: dict[str, set[_Follower]] = {}
@@ -219,8 +221,8 @@ class ProxyService:
         uid = new_uid(now, self._rng)
         deadline_at = now + (timeout_seconds or self._timeout_seconds)
         self._budget.take(uid, workflow)
-        stages = tuple(node.id for node in graph.nodes)
-        self._handle(Accepted(uid, workflow, stages, deadline_at, key))
+        plan = self._plans.of(graph)
+        self._handle(Accepted(uid, workflow, tuple(plan.nodes), deadline_at, key))
         header = StageInput(
             uid=uid,
             workflow=workflow,
@@ -230,9 +232,9 @@ class ProxyService:
             received_at=now,
             deadline_at=deadline_at,
             sent_at=now,
-            joins=self._joins(graph, uid),
+            joins=self._joins(plan, uid),
         )
-        self._tasks.create_task(self._send_inputs(graph, header, inputs), name=f"inputs {uid}")
+        self._tasks.create_task(self._send_inputs(plan, header, inputs))
         return self._table.status(uid)
 
     def _same_request(self, uid: str, workflow: str, key: str) -> RequestStatus:
@@ -244,21 +246,19 @@ class ProxyService:
             )
         return status
 
-    def _joins(self, graph: WorkflowGraph, uid: str) -> dict[str, int]:
+    def _joins(self, plan: GraphPlan, uid: str) -> dict[str, int]:
         """Choose for each join the actor where its inputs meet, spreading them over the actors."""
         joins: dict[str, int] = {}
-        for node in graph.nodes:
-            if len(graph.predecessors(node.id)) > 1:
-                actor = self._deliver.choose(node.stage) or self._env.routes.table.meeting_point(
-                    node.stage, uid
-                )
-                if actor is not None:
-                    joins[node.id] = actor.actor_id
+        for node in plan.joins:
+            actor = self._deliver.choose(node.stage)
+            actor = actor or self._env.routes.table.meeting_point(node.stage, uid)
+            if actor is not None:
+                joins[node.node] = actor.actor_id
         return joins
 
-    async def _send_inputs(self, graph: WorkflowGraph, header: StageInput, inputs: Mapping[str, Any]) -> None:
+    async def _send_inputs(self, plan: GraphPlan, header: StageInput, inputs: Mapping[str, Any]) -> None:
         try:
-            targets = dict(_input_targets(graph, header))
+            targets = input_targets(plan.entries, header)
             packed = {name: target.pack(inputs) for name, target in targets.items()}
             heading = await self._deliver.deliver(targets, packed)
         except OnePieceError as error:
@@ -400,10 +400,3 @@ class ProxyService:
                 for node in self._env.routes.table.nodes:
                     if "worker" in node.roles:
                         self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", StopRequest(uid, reason))
-
-
-def _input_targets(graph: WorkflowGraph, header: StageInput) -> Iterator[tuple[str, InputTarget]]:
-    for node_id in graph.entry_nodes:
-        node = graph.node(node_id)
-        names = {name: source.name for name, source in node.inputs.items() if isinstance(source, FromInput)}
-        yield node_id, InputTarget(evolve(header, node=node_id), node.stage, names)

@@ -3,16 +3,17 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from attrs import frozen
 
 from onepiece.core.routing import RouteEpoch, RouteTable
 from onepiece.graph import WorkflowGraph
 from onepiece.messages import RequestErrored
+from onepiece.requests import EventKind
 from onepiece.runtime.outbox import Outbox
 from onepiece.runtime.owners import LostOwners
-from onepiece.runtime.reports import Report
+from onepiece.runtime.reports import StageRun
 from transports import Address, Listener
 
 
@@ -67,9 +68,13 @@ class Environment:
     """Called when an actor's state changes, so that the manager hears of it at once."""
     now: Clock = time.time
 
-    def report(self, owner: str, report: Report) -> None:
-        """Tell a request's owner how a stage gets on; never waits."""
-        self.outbox.report(owner, report)
+    def report(self, owner: str, run: StageRun) -> None:
+        """Tell a request's owner how far a stage's run has come; never waits."""
+        self.outbox.report(owner, run)
+
+    def report_progress(self, owner: str, run: StageRun, kind: EventKind, detail: Mapping[str, Any]) -> None:
+        """Tell a request's owner something about a run that goes on; never waits."""
+        self.outbox.report_progress(owner, run, run.progress(kind.value, self.now(), detail))
 
     def break_request(self, owner: str, error: RequestErrored) -> None:
         """Tell a request's owner that it cannot go on."""

@@ -15,7 +15,7 @@ whoever sent the message may be gone by then.
 
 import asyncio
 import contextlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
@@ -28,8 +28,8 @@ from onepiece.limits import (
     REPORTS_QUEUED_MAX,
 )
 from onepiece.log import get_logger
-from onepiece.messages import KIND_CONTROL
-from onepiece.runtime.reports import Report, ReportQueue
+from onepiece.messages import KIND_CONTROL, StageProgress
+from onepiece.runtime.reports import ReportQueue, StageRun
 from transports import (
     Address,
     Bytes,
@@ -59,7 +59,8 @@ class _Link:
         self.address = address
         self.ready: asyncio.Future[Sender] = asyncio.get_running_loop().create_future()
         self.stop = asyncio.Event()
-        self._on_lost: dict[int, Lost] = {}
+        self._on_lost: deque[tuple[int, Lost]] = deque()
+        """What to run for each message that may not have been taken, oldest first."""
         self._queue: OrderedDict[object, bytes] = OrderedDict()
         self._reports = ReportQueue()
         self._wake = asyncio.Event()
@@ -77,15 +78,16 @@ class _Link:
                 self.task.cancel()
 
     async def send(self, parts: Sequence[Bytes], kind: int, on_lost: Lost | None) -> None:
-        sender = await asyncio.shield(self.ready)
+        sender = self.ready.result() if self.ready.done() else await asyncio.shield(self.ready)
         number = await sender.send(parts, kind=kind)
         if on_lost is not None:
-            self._on_lost[number] = on_lost
+            self._on_lost.append((number, on_lost))
             self._forget_delivered(sender)
 
     def _forget_delivered(self, sender: Sender) -> None:
-        for number in [number for number in self._on_lost if number < sender.delivered]:
-            del self._on_lost[number]
+        delivered = sender.delivered
+        while self._on_lost and self._on_lost[0][0] < delivered:
+            self._on_lost.popleft()
 
     def post(self, body: bytes, replaces: object = None) -> None:
         if replaces is None:
@@ -97,8 +99,15 @@ class _Link:
             get_logger().warning("control_queue_overflow", address=self.address)
         self._wake.set()
 
-    def report(self, report: Report) -> None:
-        self._reports.add(report)
+    def report(self, run: StageRun) -> None:
+        self._reports.add(run)
+        self._linger()
+
+    def report_progress(self, run: StageRun, progress: StageProgress) -> None:
+        self._reports.add_progress(run, progress)
+        self._linger()
+
+    def _linger(self) -> None:
         if len(self._reports) >= REPORTS_QUEUED_MAX:
             self._post_reports()
         elif self._alarm is None:
@@ -172,7 +181,7 @@ class _Link:
         """What to run for the messages that were not taken, once the link has ended."""
         if self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None:
             self._forget_delivered(self.ready.result())
-        lost = list(self._on_lost.values())
+        lost = [on_lost for _, on_lost in self._on_lost]
         self._on_lost.clear()
         return lost
 
@@ -219,13 +228,21 @@ class Outbox:
             return
         self._link(address).post(encode_control(message), replaces)
 
-    def report(self, address: str, report: Report) -> None:
-        """Tell a request's owner how a stage gets on; never waits, and lingers to share a message."""
+    def report(self, address: str, run: StageRun) -> None:
+        """Tell a request's owner how far a run has come; never waits, and lingers to share a message."""
         handler = self._local.get(address)
         if handler is not None:
-            asyncio.get_running_loop().call_soon(handler, report)
+            asyncio.get_running_loop().call_soon(handler, run.report())
             return
-        self._link(address).report(report)
+        self._link(address).report(run)
+
+    def report_progress(self, address: str, run: StageRun, progress: StageProgress) -> None:
+        """Tell a request's owner something about a run that goes on; likewise."""
+        handler = self._local.get(address)
+        if handler is not None:
+            asyncio.get_running_loop().call_soon(handler, progress)
+            return
+        self._link(address).report_progress(run, progress)
 
     def deliver_locally(self, address: str, handler: Callable[[object], None]) -> None:
         """Hand control messages for this node's own ``address`` to ``handler``, without a ring."""

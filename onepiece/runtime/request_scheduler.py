@@ -19,8 +19,9 @@ from attrs import define, field
 
 from onepiece.codec import CodecError, unpack
 from onepiece.errors import JoinBudgetExceeded
-from onepiece.graph import Constant, GraphNode
 from onepiece.messages import StageInput, Trail
+from onepiece.runtime.plan import NodePlan
+from onepiece.runtime.reports import StageRun
 
 
 @define(eq=False)
@@ -46,17 +47,21 @@ class Job:
 
     uid: str
     workflow: str
-    node: str
-    sources: frozenset[str]
-    constants: Mapping[str, Any] = field(factory=dict)
-    """Parameters whose values stand in the workflow's own text."""
+    plan: NodePlan
     held: dict[str, Held] = field(factory=dict)
+    run: StageRun = field(init=False)
+    """What is told of it, once it is complete."""
     _is_released: bool = False
+
+    @property
+    def node(self) -> str:
+        """The graph node."""
+        return self.plan.node
 
     @property
     def is_ready(self) -> bool:
         """All inputs are here."""
-        return self.held.keys() == self.sources
+        return self.held.keys() == self.plan.sources
 
     @property
     def arrived_at(self) -> float:
@@ -102,8 +107,8 @@ class RequestScheduler:
     _joining: "OrderedDict[tuple[str, str], Job]" = field(factory=OrderedDict)
     _ready: "OrderedDict[str, deque[Job]]" = field(factory=OrderedDict)
 
-    def add(self, node: GraphNode, sources: frozenset[str], held: Held) -> Job | None:
-        """Take a message's values for a graph node that waits for ``sources``.
+    def add(self, plan: NodePlan, held: Held) -> Job | None:
+        """Take a message's values for a graph node.
 
         Returns the job once it is complete, and it is queued then.
 
@@ -112,13 +117,14 @@ class RequestScheduler:
         released then too.
         """
         header = held.header
+        sources = plan.sources
         if header.source not in sources:
             held.release()
             raise CodecError(f"{header.node} of {header.workflow} takes nothing from {header.source!r}")
         key = (header.uid, header.node)
         job = self._joining.get(key)
         if job is None:
-            job = Job(header.uid, header.workflow, header.node, sources, _constants(node))
+            job = Job(header.uid, header.workflow, plan)
         elif header.source in job.held:
             held.release()
             return None
@@ -205,10 +211,6 @@ class RequestScheduler:
 def _is_overdue(job: Job, now: float) -> bool:
     deadline_at = job.header.deadline_at
     return deadline_at is not None and now >= deadline_at
-
-
-def _constants(node: GraphNode) -> dict[str, Any]:
-    return {name: source.value for name, source in node.inputs.items() if isinstance(source, Constant)}
 
 
 def _nothing() -> None:

@@ -14,15 +14,14 @@ here: ``on_lost`` of the outbox is the seam at which retention until ``Finished`
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from onepiece.codec import Packed, pack, select, value_to_bytes
 from onepiece.core.routing import ActorRoute, rendezvous
 from onepiece.errors import NodeLost, NodeUnreachable, OnePieceError
-from onepiece.graph import FromStage, WorkflowGraph
 from onepiece.limits import DELIVERY_PATIENCE_SECONDS
 from onepiece.messages import (
     KIND_RESULT,
@@ -35,10 +34,7 @@ from onepiece.messages import (
     Trail,
 )
 from onepiece.runtime.environment import Environment
-from onepiece.types import Kind
-
-BYTES_TYPE: Final = "application/octet-stream"
-VALUE_TYPE: Final = "application/vnd.onepiece.value"
+from onepiece.runtime.plan import BYTES_TYPE, Entry, NodePlan, Onward
 
 
 @frozen
@@ -46,13 +42,16 @@ class StageTarget:
     """A graph node that takes parameters from a stage's value."""
 
     header: StageInput
-    stage: str
-    parts: Mapping[str, tuple[int | str, ...]]
-    """Parameter -> which item of the value."""
+    onward: Onward
+
+    @property
+    def stage(self) -> str:
+        """The stage's key."""
+        return self.onward.stage
 
     def pack(self, value: Any) -> Packed:
         """The message with this node's parameters."""
-        return pack(self.header, {name: select(value, path) for name, path in self.parts.items()})
+        return pack(self.header, {name: select(value, path) for name, path in self.onward.parts.items()})
 
 
 @frozen
@@ -60,13 +59,16 @@ class InputTarget:
     """A graph node that takes parameters from the workflow's inputs."""
 
     header: StageInput
-    stage: str
-    names: Mapping[str, str]
-    """Parameter -> which input."""
+    entry: Entry
+
+    @property
+    def stage(self) -> str:
+        """The stage's key."""
+        return self.entry.stage
 
     def pack(self, inputs: Mapping[str, Any]) -> Packed:
         """The message with this node's inputs."""
-        return pack(self.header, {name: inputs[source] for name, source in self.names.items()})
+        return pack(self.header, {name: inputs[source] for name, source in self.entry.names.items()})
 
 
 @frozen
@@ -87,34 +89,43 @@ class StoreTarget:
 Target = StageTarget | InputTarget | StoreTarget
 
 
-def targets_of(graph: WorkflowGraph, header: StageInput, trail: Trail, now: float) -> dict[str, Target]:
-    """Where the value of ``header.node`` goes, by graph node (or ``STORE``)."""
-    found: dict[str, Target] = {}
-    for node in graph.nodes:
-        parts = {
-            name: source.path
-            for name, source in node.inputs.items()
-            if isinstance(source, FromStage) and source.node == header.node
-        }
-        if parts:
-            onward = evolve(header, node=node.id, source=header.node, sent_at=now, trail=trail)
-            found[node.id] = StageTarget(onward, node.stage, parts)
-    if graph.output.node == header.node:
-        result = ResultInput(
-            uid=header.uid,
-            workflow=header.workflow,
-            owner=header.owner,
-            content_type=content_type_of(graph),
-            sent_at=now,
-            trail=trail,
-        )
-        found[STORE] = StoreTarget(result, graph.output.path)
+def targets_of(plan: NodePlan, header: StageInput, trail: Trail, now: float) -> dict[str, Target]:
+    """Where the value of ``plan``'s node goes, by graph node (or ``STORE``)."""
+    found: dict[str, Target] = {
+        each.node: StageTarget(_onward(header, each.node, plan.node, trail, now), each)
+        for each in plan.onward
+    }
+    if plan.result_path is not None:
+        result = ResultInput(header.uid, header.workflow, header.owner, plan.content_type, now, trail)
+        found[STORE] = StoreTarget(result, plan.result_path)
     return found
 
 
-def content_type_of(graph: WorkflowGraph) -> str:
-    """What a result is served as: raw bytes as they are, everything else in the project's own form."""
-    return BYTES_TYPE if graph.returns.kind is Kind.BYTES else VALUE_TYPE
+def input_targets(entries: Iterable[Entry], header: StageInput) -> dict[str, Target]:
+    """Where the workflow's inputs go, by graph node."""
+    return {
+        entry.node: InputTarget(
+            _onward(header, entry.node, header.source, header.trail, header.sent_at), entry
+        )
+        for entry in entries
+    }
+
+
+def _onward(header: StageInput, node: str, source: str, trail: Trail, now: float) -> StageInput:
+    """The header for the next graph node; what is said of the request stays."""
+    return StageInput(
+        header.uid,
+        header.workflow,
+        node,
+        source,
+        header.owner,
+        header.received_at,
+        header.deadline_at,
+        now,
+        header.attempt,
+        header.joins,
+        trail,
+    )
 
 
 @define(eq=False)

@@ -36,11 +36,13 @@ from onepiece.limits import (
     WORKFLOW_PATIENCE_SECONDS,
 )
 from onepiece.log import get_logger
-from onepiece.messages import KIND_STAGE_INPUT, RequestErrored, StageInput, StageProgress, StageReport
+from onepiece.messages import KIND_STAGE_INPUT, RequestErrored, StageInput
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.loaded_stage import LoadedStage
+from onepiece.runtime.plan import Plans
+from onepiece.runtime.reports import StageRun
 from onepiece.runtime.request_scheduler import Held, Job, RequestScheduler
 from onepiece.runtime.result_deliver import ResultDeliver, Target, targets_of
 from onepiece.runtime.signal import Signal
@@ -64,7 +66,9 @@ class _Shipment:
 
     targets: Mapping[str, Target]
     packed: Mapping[str, Packed]
-    report: StageReport
+    finished_at: float
+    detail: Mapping[str, Any]
+    """What the run cost, as in the event ``stage_finished``."""
 
 
 @define(eq=False)
@@ -79,6 +83,8 @@ class StageActor:
     address: str = ""
     error: str | None = None
     _scheduler: RequestScheduler = field(init=False)
+    _worker: TaskWorker = field(init=False)
+    _plans: Plans = field(factory=Plans)
     _running: dict[tuple[str, str], _Running] = field(factory=dict)
     _in_hand: int = 0
     """Messages that are just being taken in or sent out."""
@@ -91,6 +97,7 @@ class StageActor:
 
     def __attrs_post_init__(self) -> None:
         self._scheduler = RequestScheduler(self.env.join_bytes)
+        self._worker = TaskWorker(self.stage, self.threads)
 
     @property
     def spec(self) -> StageSpec:
@@ -230,7 +237,7 @@ class StageActor:
                 self._in_hand -= 1
             self._work.notify()
             if job is not None:
-                self.env.report(job.header.owner, self._report_of(job))
+                self.env.report(job.header.owner, job.run)
 
     async def _take(self, inbox: Receiver, delivery: Delivery) -> Job | None:
         if delivery.kind != KIND_STAGE_INPUT:
@@ -248,16 +255,19 @@ class StageActor:
         held = Held(header, unpacked.values, delivery.payload, self.env.now(), release)
         try:
             self._check_alive(header)
-            graph = await self._graph(header)
-            node = next((node for node in graph.nodes if node.id == header.node), None)
-            if node is None or node.stage != self.stage.key:
+            graph = self.env.routes.graphs.get(header.workflow) or await self._graph(header)
+            plan = self._plans.of(graph).nodes.get(header.node)
+            if plan is None or plan.stage != self.stage.key:
                 raise CodecError(f"{header.node} of {header.workflow} is not for {self.stage.key}")
-            return self._scheduler.add(node, frozenset(graph.predecessors(node.id)), held)
+            job = self._scheduler.add(plan, held)
         except OnePieceError as error:
             release()
             if header.uid not in self._stopped:
                 self._break(header, error)
             return None
+        if job is not None:
+            job.run = StageRun(job.uid, job.node, self.env.node_id, self.actor_id, job.arrived_at)
+        return job
 
     def _check_alive(self, header: StageInput) -> None:
         stopped = self._stopped.get(header.uid)
@@ -275,7 +285,7 @@ class StageActor:
             )
 
     async def _graph(self, header: StageInput) -> WorkflowGraph:
-        """The workflow's graph; a message can overtake the route table that names its workflow."""
+        """Wait for the workflow's graph: a message can overtake the route table that names its workflow."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WORKFLOW_PATIENCE_SECONDS):
                 while True:
@@ -306,20 +316,21 @@ class StageActor:
 
     async def _execute(self, job: Job, deliver: ResultDeliver) -> bool:
         """Run a job and send what comes out; says whether it left the stage dirty."""
-        header = job.header
-        context = self._context(header.uid, header.deadline_at, job.node, header)
-        started_at = self.env.now()
+        header, run = job.header, job.run
+        context = self._context(header.uid, header.deadline_at, job.node, job)
+        run.started_at = self.env.now()
 
         def package(value: Any, compute_seconds: float) -> _Shipment:
-            return self._package(job, value, started_at, compute_seconds)
+            return self._package(job, value, compute_seconds)
 
-        self.env.report(header.owner, self._report_of(job, started_at))
+        self.env.report(header.owner, run)
         task = asyncio.current_task()
         assert task is not None
         running = self._running[job.uid, job.node] = _Running(header, context, task)
         try:
-            worker = TaskWorker(self.stage, self.threads)
-            outcome = await worker.execute(job, context, package, lambda error: self._break(header, error))
+            outcome = await self._worker.execute(
+                job, context, package, lambda error: self._break(header, error)
+            )
         finally:
             if self._running.get((job.uid, job.node)) is running:
                 del self._running[job.uid, job.node]
@@ -337,25 +348,28 @@ class StageActor:
         finally:
             self._in_hand -= 1
         sent_bytes = sum(packed.length for packed in shipment.packed.values())
-        detail = {**shipment.report.detail, "sent_bytes": sent_bytes}
-        self.env.report(header.owner, evolve(shipment.report, detail=detail, heading=heading))
+        run.finished_at = shipment.finished_at
+        run.detail = {**shipment.detail, "sent_bytes": sent_bytes}
+        run.heading = heading
+        self.env.report(header.owner, run)
         return False
 
-    def _package(self, job: Job, value: Any, started_at: float, compute_seconds: float) -> "_Shipment":
+    def _package(self, job: Job, value: Any, compute_seconds: float) -> "_Shipment":
+        """Runs where the stage does, perhaps on its thread: it changes nothing."""
         now = self.env.now()
+        assert job.run.started_at is not None
         detail = {
-            "waited_seconds": max(0.0, started_at - job.arrived_at),
+            "waited_seconds": max(0.0, job.run.started_at - job.run.queued_at),
             "transfer_seconds": max(0.0, *(h.arrived_at - h.header.sent_at for h in job.held.values())),
             "received_bytes": job.received_bytes,
             "compute_seconds": compute_seconds,
             "device": self.threads.name,
         }
-        report = self._report_of(job, started_at, now, detail)
-        graph = self.env.routes.graphs[job.workflow]
+        report = evolve(job.run.report(), finished_at=now, detail=detail)
         trail = {**job.trail, job.node: encode_control(report)}
-        targets = targets_of(graph, job.header, trail, now)
+        targets = targets_of(job.plan, job.header, trail, now)
         packed = {name: target.pack(value) for name, target in targets.items()}
-        return _Shipment(targets, packed, report)
+        return _Shipment(targets, packed, now, detail)
 
     def stop_request(self, uid: str, reason: OnePieceError) -> None:
         """Drop what is queued for the request, interrupt what runs, refuse what comes later."""
@@ -393,13 +407,13 @@ class StageActor:
     # --- telling -------------------------------------------------------------------------------
 
     def _context(
-        self, uid: str, deadline_at: float | None, stage: str, header: StageInput | None = None
+        self, uid: str, deadline_at: float | None, stage: str, job: Job | None = None
     ) -> RunningStage:
         loop = asyncio.get_running_loop()
 
         def progress(kind: EventKind, detail: Mapping[str, Any]) -> None:
-            if header is not None:
-                loop.call_soon_threadsafe(self._tell_progress, header, kind, detail)
+            if job is not None:
+                loop.call_soon_threadsafe(self._tell_progress, job, kind, detail)
 
         return RunningStage(
             state_value=self._loaded_state,
@@ -407,35 +421,15 @@ class StageActor:
             uid=uid,
             stage=stage,
             node=self.env.node_id,
-            attempt=header.attempt if header else 1,
+            attempt=job.header.attempt if job else 1,
             deadline_at=deadline_at,
             threads=self.threads,
             progress=progress,
             log=get_logger(stage=stage, request=uid, node=self.env.node_id),
         )
 
-    def _tell_progress(self, header: StageInput, kind: EventKind, detail: Mapping[str, Any]) -> None:
-        now = self.env.now()
-        progress = StageProgress(header.uid, kind.value, header.node, self.env.node_id, now, detail)
-        self.env.report(header.owner, progress)
-
-    def _report_of(
-        self,
-        job: Job,
-        started_at: float | None = None,
-        finished_at: float | None = None,
-        detail: Mapping[str, Any] | None = None,
-    ) -> StageReport:
-        return StageReport(
-            job.uid,
-            job.node,
-            self.env.node_id,
-            self.actor_id,
-            job.arrived_at,
-            started_at,
-            finished_at,
-            detail or {},
-        )
+    def _tell_progress(self, job: Job, kind: EventKind, detail: Mapping[str, Any]) -> None:
+        self.env.report_progress(job.header.owner, job.run, kind, detail)
 
     def _break(self, header: StageInput, error: OnePieceError) -> None:
         self.env.break_request(

@@ -172,22 +172,27 @@ class TaskWorker:
         cancellation is taken back then and becomes the outcome.
         """
         bound = self._seconds_left(context)
-        loop = asyncio.get_running_loop()
-        over = None if bound is None else loop.call_later(bound, self._is_over, context, on_late)
+        task = asyncio.current_task()
+        assert task is not None
+        over = None
+        if bound is not None:
+            over = asyncio.get_running_loop().call_later(bound, self._is_over, context, task, on_late)
         try:
-            async with asyncio.timeout(bound):
-                if self.spec.isolation is Isolation.LOOP:
-                    return await self._on_loop(job, context, package)
-                return await self._on_thread(job, context, package)
-        except TimeoutError:
-            return Outcome(error=self._late(context))
+            if self.spec.isolation is Isolation.LOOP:
+                outcome = await self._on_loop(job, context, package)
+            else:
+                outcome = await self._on_thread(job, context, package)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if context.stopped is None or task is None or task.uncancel() > 0:
+            if context.stopped is None or task.uncancel() > 0:
                 raise
             return Outcome(error=context.stopped)
         except _DIRTY as error:
             return Outcome(error=self._failed(context, error), is_dirty=True)
+        else:
+            if context.stopped is not None:  # the stage swallowed its cancellation: nobody wants its value
+                task.uncancel()
+                return Outcome(error=context.stopped, is_dirty=outcome.is_dirty)
+            return outcome
         finally:
             if over is not None:
                 over.cancel()
@@ -217,10 +222,15 @@ class TaskWorker:
 
         return await self.threads.run_stage(body)
 
-    def _is_over(self, context: RunningStage, on_late: Callable[[OnePieceError], None]) -> None:
+    def _is_over(
+        self, context: RunningStage, task: asyncio.Task[Any], on_late: Callable[[OnePieceError], None]
+    ) -> None:
         """Tell everybody; a blocking call that is out of time learns so from its next ``report``."""
+        if context.cancelled:
+            return  # it is being stopped already
         error = self._late(context)
         context.stop(error)
+        task.cancel()
         on_late(error)
 
     def _seconds_left(self, context: RunningStage) -> float | None:
@@ -274,7 +284,7 @@ class TaskWorker:
 
     def _arguments(self, job: Job) -> dict[str, Any]:
         types = {parameter.name: parameter.type for parameter in self.spec.parameters}
-        arguments = dict(job.constants)
+        arguments = dict(job.plan.constants)
         for held in job.held.values():
             for name, value in held.values.items():
                 if name not in types:
