@@ -23,7 +23,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-from attrs import define, evolve, field
+from attrs import define, evolve
 
 from onepiece.core.admission import BudgetLimits, RequestBudget
 from onepiece.core.inventory import Device, NodeInfo
@@ -40,6 +40,7 @@ from onepiece.node.options import NodeOptions
 from onepiece.node.proxy import ProxyOptions, build_app, serve
 from onepiece.node.proxy_service import ProxyService
 from onepiece.node.state_directory import open_state_directory
+from onepiece.node.stopping import StopSignal, watch_signals
 from onepiece.node.store_service import StoreService
 from onepiece.runtime.devices import DeviceThreads, discover_devices, open_device_threads, parse_device
 from onepiece.runtime.environment import Environment, Routes
@@ -55,27 +56,6 @@ _STALL_SECONDS = 1.0
 """How long a sender may hold up a control ring, if the lease of nodes is not too short for that."""
 _FAREWELL_SECONDS = 0.5
 """How long a node waits for its good-bye to be taken; a manager that has left does not take it."""
-
-
-@define(eq=False)
-class StopSignal:
-    """How a node is told to stop: once to drain, twice to stop at once."""
-
-    drain: asyncio.Event = field(factory=asyncio.Event)
-    now: asyncio.Event = field(factory=asyncio.Event)
-    reason: str | None = None
-    """Why the set wants this node to stop, if it does."""
-
-    def order(self, reason: str) -> None:
-        """Stop the node since the set will not have it; saying so again changes nothing."""
-        self.reason = reason
-        self.drain.set()
-
-    def request(self) -> None:
-        """Ask the node to stop; the second time at once."""
-        if self.drain.is_set():
-            self.now.set()
-        self.drain.set()
 
 
 @define(eq=False)
@@ -169,39 +149,28 @@ async def _compose(
 ) -> Node:
     control = ControlService(stall_seconds=min(_STALL_SECONDS, options.lease_seconds / 4))
     control_address = f"{info.address}/{CONTROL_REGION}"
-    outbox = await stack.enter_async_context(open_outbox(f"{info.node_id}.{info.incarnation}", wire))
-    outbox.deliver_locally(control_address, control.dispatch)
+    wake = _Wake()
+    env = await _open_environment(options, wire, listener, info, wake, stack)
+    env.outbox.deliver_locally(control_address, control.dispatch)
+    imports = WorkflowImports()
+    store = await _open_store(options, state_dir, stack)
     devices = [
         await stack.enter_async_context(open_device_threads(device.name, close_seconds=_CLOSE_SECONDS))
         for device in info.devices
     ]
-    imports = WorkflowImports()
-    routes = Routes()
-    wake = _Wake()
-    env = Environment(
-        node_id=info.node_id,
-        address=Address.parse(info.address),
-        listener=listener,
-        outbox=outbox,
-        routes=routes,
-        owners=LostOwners(),
-        inbox_bytes=options.inbox_bytes,
-        join_bytes=options.join_bytes,
-        on_change=wake,
-    )
-    store = await _open_store(options, state_dir, stack)
     tasks = await stack.enter_async_context(_cancelled_at_exit(devices))
     host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
     proxy = _make_proxy(options, env, control_address, tasks)
     if proxy is not None:
         http_port = await stack.enter_async_context(_serve_http(options, proxy))
         info = evolve(info, http=_http_url(options.http, http_port, env.address))
-    manager_address = _manager_address(options, control_address)
+        proxy.attach(control)
+        tasks.create_task(proxy.tick(), name="proxy tick")
     member = Member(
         info,
-        manager_address,
-        outbox=outbox,
-        routes=routes,
+        _manager_address(options, control_address),
+        outbox=env.outbox,
+        routes=env.routes,
         owners=env.owners,
         imports=imports,
         heartbeat_seconds=options.heartbeat_seconds,
@@ -213,9 +182,6 @@ async def _compose(
     member.attach(control, host)
     if host is not None:
         host.attach(control)
-    if proxy is not None:
-        proxy.attach(control)
-        tasks.create_task(proxy.tick(), name="proxy tick")
     if store is not None:
         service = StoreService(store, env, tasks)
         service.attach(control)
@@ -223,7 +189,8 @@ async def _compose(
         tasks.create_task(service.expire(), name="result expiry")
     if "manager" in options.roles:
         assert state_dir is not None
-        manager = await stack.enter_async_context(ManagerService.open(options, outbox, imports, state_dir))
+        opening = ManagerService.open(options, env.outbox, imports, state_dir)
+        manager = await stack.enter_async_context(opening)
         manager.attach(control)
         if proxy is not None:
             proxy.heartbeat_ages = manager.heartbeat_ages
@@ -234,6 +201,28 @@ async def _compose(
     tasks.create_task(member.follow_routes(), name="routes")
     tasks.create_task(member.beat(), name="heartbeats")
     return Node(options, info, env, member, host, proxy)
+
+
+async def _open_environment(
+    options: NodeOptions,
+    wire: Options,
+    listener: Listener,
+    info: NodeInfo,
+    wake: "_Wake",
+    stack: contextlib.AsyncExitStack,
+) -> Environment:
+    outbox = await stack.enter_async_context(open_outbox(f"{info.node_id}.{info.incarnation}", wire))
+    return Environment(
+        node_id=info.node_id,
+        address=Address.parse(info.address),
+        listener=listener,
+        outbox=outbox,
+        routes=Routes(),
+        owners=LostOwners(),
+        inbox_bytes=options.inbox_bytes,
+        join_bytes=options.join_bytes,
+        on_change=wake,
+    )
 
 
 class _Wake:
@@ -364,8 +353,6 @@ async def _until_drained(node: Node, stop: StopSignal) -> bool:
 
 async def run_dev(workflow: str, *, http: str, listen: str) -> None:
     """Run everything in one process, for ``onepiece dev``; until cancelled or a signal stops it."""
-    from onepiece.node.__main__ import watch_signals
-
     options = NodeOptions(listen=Address.parse(listen), http=http, workflows=(workflow,), drain_seconds=5.0)
     stop = StopSignal()
     with watch_signals(stop):
