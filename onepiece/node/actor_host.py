@@ -91,18 +91,17 @@ class ActorHost:
         actors = [hosted.actor for hosted in self._hosted.values() if hosted.actor is not None]
         return {header.uid: header.owner for actor in actors for header in actor.held_work()}
 
-    async def routes_changed(self) -> None:
+    def routes_changed(self) -> None:
         """Inputs that meet at another actor now are sent there."""
         for hosted in list(self._hosted.values()):
             if hosted.actor is not None:
-                await hosted.actor.forward_joins()
+                hosted.actor.forward_joins()
 
     def _tell_lost(self, actor: StageActor) -> None:
         """An actor crashed with work in it: the owners go on from what is retained."""
         life = self._env.identity.life
         for header in actor.held_work():
-            owner = self._env.owners.get(header.uid, header.owner)
-            self._env.outbox.post(owner, StageWasLost(header.uid, header.node, life))
+            self._env.tell_owner(header.uid, header.owner, StageWasLost(header.uid, header.node, life))
 
     def drop_all(self) -> None:
         """End every actor at once: this incarnation of the node is no member any more."""

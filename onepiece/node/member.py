@@ -161,7 +161,7 @@ class Member:
             if gone:
                 self._on_nodes_died(gone)
             if self._host is not None:
-                await self._host.routes_changed()
+                self._host.routes_changed()
             self.wake()
 
     def _fence(self, lives: frozenset[str]) -> None:

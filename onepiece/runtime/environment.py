@@ -150,4 +150,8 @@ class Environment:
 
     def break_request(self, owner: str, error: RequestErrored) -> None:
         """Tell a request's owner that it cannot go on."""
-        self.outbox.post(self.owners.get(error.uid, owner), error)
+        self.tell_owner(error.uid, owner, error)
+
+    def tell_owner(self, uid: str, owner: str, message: object) -> None:
+        """Tell whoever owns a request now; ``owner`` is who did when its work came here."""
+        self.outbox.post(self.owners.get(uid, owner), message)

@@ -198,7 +198,7 @@ class _Helper:
         def package(value: Any, compute_seconds: float) -> Outgoing:
             return self.channel.prepare(IsolatedReturn(call.number, compute_seconds), {"value": value})
 
-        job = _job(received, call)
+        job = _as_work(received, call)
         del received
         try:
             outcome = await TaskWorker(self.stage, self.threads).execute(job, context, package, _nothing)
@@ -247,7 +247,7 @@ def _context(
     )
 
 
-def _job(received: Received, call: IsolatedCall) -> Job:
+def _as_work(received: Received, call: IsolatedCall) -> Job:
     """The call as the runtime knows it in a node: all inputs from one source."""
     now = time.time()
     header = StageInput(call.uid, "", call.stage, INPUTS, "", now, call.deadline_at, now)

@@ -35,7 +35,6 @@ from onepiece.core.routing import ActorRoute
 from onepiece.errors import (
     DeadlineExceeded,
     NodeLost,
-    NodeUnreachable,
     OnePieceError,
     SchemaMismatch,
     StageFailed,
@@ -50,12 +49,13 @@ from onepiece.log import get_logger
 from onepiece.messages import (
     KIND_STAGE_INPUT,
     Consumed,
+    OutputHeaded,
     RequestErrored,
     StageInput,
     StageProgress,
     StageReport,
+    StageWasLost,
     split_attempt,
-    with_attempt,
 )
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, torch_name
@@ -63,7 +63,7 @@ from onepiece.runtime.environment import Environment
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import Held, Job, RequestScheduler
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
-from onepiece.runtime.result_targets import Target, targets_of
+from onepiece.runtime.result_targets import StageTarget, Target, targets_of
 from onepiece.runtime.signal import Signal
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
 from onepiece.stage import Stage
@@ -366,18 +366,33 @@ class StageActor:
         except OnePieceError as error:
             self._break(header, error)
 
-    async def forward_joins(self) -> None:
+    def forward_joins(self) -> None:
         """Routes have changed: inputs that meet elsewhere now are sent there."""
         for job in self._scheduler.joins():
             met = self._meeting_point(job)
-            if met is None or met.actor_id == self.actor_id or not met.address:
-                continue
-            self._scheduler.take_join(job)
-            for held in job.held.values():
-                with contextlib.suppress(NodeUnreachable):  # its death is noticed, and more is sent then
-                    await self.env.outbox.send(
-                        met.address, with_attempt([held.payload], held.attempt), kind=KIND_STAGE_INPUT
-                    )
+            if met is not None and met.actor_id != self.actor_id and met.address:
+                assert self._tasks is not None, "an actor that does not serve holds nothing"
+                self._scheduler.take_join(job)
+                self._tasks.create_task(self._forward(job), name=f"forward {job.uid}/{job.node}")
+
+    async def _forward(self, job: Job) -> None:
+        """Send on the inputs of a join, and tell the owner where they are now, or that they are lost."""
+        letters = {}
+        for source, held in job.held.items():
+            target = StageTarget(held.header, self.stage.key, {})
+            letters[source] = Letter(target, [held.payload], held.attempt)
+        news: OutputHeaded | StageWasLost
+        self._in_hand += 1
+        try:
+            heading = await ResultDeliver(self.env).deliver(letters)
+            news = OutputHeaded(job.uid, {job.node: next(iter(heading.values()))})
+        except OnePieceError as error:
+            get_logger().warning("join_not_forwarded", request=job.uid, stage=job.node, error=error.message)
+            news = StageWasLost(job.uid, job.node, self.env.identity.life)
+        finally:
+            self._in_hand -= 1
+            self._work.notify()
+        self.env.tell_owner(job.uid, job.header.owner, news)
 
     def _meeting_point(self, job: Job) -> ActorRoute | None:
         table = self.env.routes.table
