@@ -30,6 +30,8 @@ PlainValue = Annotated[Any, _TREE]
 _CLASS_KEY: Final = "="
 _registered: Final[dict[str, type]] = {}
 _SCALARS: Final = (bool, int, float, str, bytes, type(None))
+_WHOLE: Final = frozenset({bool, float, str, bytes, type(None)})
+"""What is read as it stands; integers have a bound."""
 _converter: Final = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
 
 
@@ -103,7 +105,7 @@ def _from_tree(tree: Any, wanted: type | None) -> Any:
 
 def _structured(fields: Any, cls: type) -> Any:
     try:
-        return _converter.structure(fields, cls)
+        return _converter.get_structure_hook(cls)(fields, cls)
     except CodecError as error:
         raise CodecError(f"{cls.__name__}: {error.message}") from error
     except KeyError as error:
@@ -154,6 +156,8 @@ def _structure_mapping(annotation: Any) -> Callable[[Any, Any], Any]:
     def structure(value: Any, _wanted: Any) -> dict[Any, Any]:
         if type(value) is not dict:
             raise CodecError(f"a {type(value).__name__} where {annotation} is wanted")
+        if not value:
+            return {}
         key_hook = _converter.get_structure_hook(key_type)
         value_hook = _converter.get_structure_hook(value_type)
         return {key_hook(key, key_type): value_hook(item, value_type) for key, item in value.items()}
@@ -235,6 +239,8 @@ def _write_plain_value(value: Any) -> Any:
 
 def _read_plain_value(tree: Any, _wanted: Any) -> Any:
     """Untyped fields, too: nothing of the format's own may be left in a message."""
+    if type(tree) in _WHOLE:  # most of what is reported; the way below says the same
+        return tree
     return materialise(TreeReader(()).read(tree), AS_SENT)
 
 

@@ -16,10 +16,11 @@ from typing import Any, Final, TypeVar
 from attrs import define, evolve, field
 
 from onepiece.errors import OnePieceError
-from onepiece.node.node import Node, StopSignal, open_node, serve_until_stopped
+from onepiece.node.node import Node, open_node, serve_until_stopped
 from onepiece.node.options import NodeOptions
 from onepiece.node.parts import NodeParts
 from onepiece.node.proxy_service import ProxyService
+from onepiece.node.stopping import StopSignal
 from onepiece.runtime.devices import DeviceThreads
 from onepiece.workflow import Workflow
 from simulations.loop import Process, VirtualLoop, branch

@@ -25,9 +25,10 @@ from typing import Any, Final
 
 from attrs import define, frozen
 
-from onepiece.node.node import Node, StopSignal, open_node
+from onepiece.node.node import Node, open_node
 from onepiece.node.options import NodeOptions
 from onepiece.node.proxy_service import ProxyService
+from onepiece.node.stopping import StopSignal
 from onepiece.requests import RequestState
 from transports import Address
 

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, frozen
 
 from onepiece.core.admission import BudgetLimits, RequestBudget
 from onepiece.core.inventory import Device, NodeInfo
@@ -45,10 +45,11 @@ from onepiece.node.proxy_service import ProxyService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.node.retain_service import RetainService
 from onepiece.node.state_directory import open_state_directory
+from onepiece.node.stopping import StopSignal, watch_signals
 from onepiece.node.store_service import StoreService
 from onepiece.runtime.devices import DeviceThreads, discover_devices, parse_device
 from onepiece.runtime.environment import Environment, Identity, Inboxes, Routes
-from onepiece.runtime.outbox import open_outbox
+from onepiece.runtime.outbox import Outbox, open_outbox
 from onepiece.runtime.retainer import Output, Retainer
 from onepiece.runtime.workflows import WorkflowImports
 from onepiece.store import Durability, RequestLog, ResultStore, StoreOptions
@@ -65,27 +66,6 @@ _STALL_SECONDS = 1.0
 """How long a sender may hold up a control ring, if the lease of nodes is not too short for that."""
 _FAREWELL_SECONDS = 0.5
 """How long a node waits for its good-bye to be taken; a manager that has left does not take it."""
-
-
-@define(eq=False)
-class StopSignal:
-    """How a node is told to stop: once to drain, twice to stop at once."""
-
-    drain: asyncio.Event = field(factory=asyncio.Event)
-    now: asyncio.Event = field(factory=asyncio.Event)
-    reason: str | None = None
-    """Why the set wants this node to stop, if it does."""
-
-    def order(self, reason: str) -> None:
-        """Stop the node since the set will not have it; saying so again changes nothing."""
-        self.reason = reason
-        self.drain.set()
-
-    def request(self) -> None:
-        """Ask the node to stop; the second time at once."""
-        if self.drain.is_set():
-            self.now.set()
-        self.drain.set()
 
 
 @define(eq=False)
@@ -180,18 +160,8 @@ async def _compose(
     stack: contextlib.AsyncExitStack,
 ) -> Node:
     control = ControlService(stall_seconds=min(_STALL_SECONDS, options.lease_seconds / 4))
-    control_address = f"{info.address}/{CONTROL_REGION}"
     identity = Identity(info.node_id, info.incarnation)
-    outbox = await stack.enter_async_context(
-        open_outbox(
-            lambda: identity.life,
-            wire,
-            find_transport=parts.find_transport,
-            clock=parts.monotonic,
-            rng=parts.rng,
-        )
-    )
-    outbox.deliver_locally(control_address, control.dispatch)
+    outbox = await _open_outbox(identity, wire, parts, stack)
     devices = [
         await stack.enter_async_context(parts.open_device(device.name, _CLOSE_SECONDS))
         for device in info.devices
@@ -202,7 +172,7 @@ async def _compose(
     env = Environment(
         identity=identity,
         address=Address.parse(info.address),
-        control_address=control_address,
+        control_address=f"{info.address}/{CONTROL_REGION}",
         inboxes=Inboxes(listener, clock=parts.monotonic, rng=parts.rng),
         outbox=outbox,
         routes=Routes(),
@@ -214,8 +184,10 @@ async def _compose(
         monotonic=parts.monotonic,
         rng=parts.rng,
     )
+    outbox.deliver_locally(env.control_address, control.dispatch)
     imports = WorkflowImports(parts.workflows)
-    host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
+    host = _start_host(options, env, control, devices, imports, tasks)
+    copies = _start_store(options, stores, env, control, tasks)
     proxy = _make_proxy(options, env, tasks)
     if proxy is not None:
         http_port = await stack.enter_async_context(_serve_http(options, proxy, parts))
@@ -223,20 +195,6 @@ async def _compose(
     member = _make_member(options, info, env, imports, proxy, stop)
     wake.target = member.wake
     member.attach(control, host)
-    RetainService(env, tasks, host.active_of if host is not None else lambda _: {}).attach(control)
-    leftovers = Leftovers(env, lambda: env.retainer.owners() | (host.owners() if host is not None else {}))
-    tasks.create_task(leftovers.look(), name="leftovers")
-    if host is not None:
-        host.attach(control)
-    copies: ReplicaService | None = None
-    if stores.results is not None and stores.records is not None:
-        copies = ReplicaService(stores.results, env, tasks, options.copies)
-        copies.attach(control)
-        tasks.create_task(copies.run(), name="copies")
-        store = StoreService(stores.results, stores.records, copies, env, tasks)
-        store.attach(control)
-        tasks.create_task(store.serve(), name="result store")
-        tasks.create_task(store.expire(), name="result expiry")
     if "manager" in options.roles:
         coordinator = parts.open_coordinator(state_dir / "manager")
         manager = await stack.enter_async_context(ManagerService.open(options, outbox, imports, coordinator))
@@ -244,6 +202,69 @@ async def _compose(
         if proxy is not None:
             proxy.heartbeat_ages = manager.heartbeat_ages
         tasks.create_task(manager.run(), name="manager")
+    draining = Drain(env, member, host, proxy, copies).attached(control)
+    await _join(control, env, member, proxy, tasks)
+    return Node(options, info, env, member, host, proxy, copies, draining)
+
+
+async def _open_outbox(
+    identity: Identity, wire: Options, parts: NodeParts, stack: contextlib.AsyncExitStack
+) -> Outbox:
+    opening = open_outbox(
+        lambda: identity.life,
+        wire,
+        find_transport=parts.find_transport,
+        clock=parts.monotonic,
+        rng=parts.rng,
+    )
+    return await stack.enter_async_context(opening)
+
+
+def _start_host(
+    options: NodeOptions,
+    env: Environment,
+    control: ControlService,
+    devices: Sequence[DeviceThreads],
+    imports: WorkflowImports,
+    tasks: asyncio.TaskGroup,
+) -> ActorHost | None:
+    """The actors of a worker; what outputs are asked of is answered by every node."""
+    host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
+    RetainService(env, tasks, host.active_of if host is not None else lambda _: {}).attach(control)
+    leftovers = Leftovers(env, lambda: env.retainer.owners() | (host.owners() if host is not None else {}))
+    tasks.create_task(leftovers.look(), name="leftovers")
+    if host is not None:
+        host.attach(control)
+    return host
+
+
+def _start_store(
+    options: NodeOptions,
+    stores: "_Stores",
+    env: Environment,
+    control: ControlService,
+    tasks: asyncio.TaskGroup,
+) -> ReplicaService | None:
+    if stores.results is None or stores.records is None:
+        return None
+    copies = ReplicaService(stores.results, env, tasks, options.copies)
+    copies.attach(control)
+    tasks.create_task(copies.run(), name="copies")
+    store = StoreService(stores.results, stores.records, copies, env, tasks)
+    store.attach(control)
+    tasks.create_task(store.serve(), name="result store")
+    tasks.create_task(store.expire(), name="result expiry")
+    return copies
+
+
+async def _join(
+    control: ControlService,
+    env: Environment,
+    member: Member,
+    proxy: ProxyService | None,
+    tasks: asyncio.TaskGroup,
+) -> None:
+    """Open the control ring, then let the set know of this node."""
     opened: asyncio.Future[Receiver] = asyncio.get_running_loop().create_future()
     tasks.create_task(control.serve(env.inboxes, opened), name="control ring")
     await opened
@@ -253,8 +274,6 @@ async def _compose(
         tasks.create_task(proxy.owner.adopt_orphans(), name="adoption")
     tasks.create_task(member.follow_routes(), name="routes")
     tasks.create_task(member.beat(), name="heartbeats")
-    draining = Drain(env, member, host, proxy, copies).attached(control)
-    return Node(options, info, env, member, host, proxy, copies, draining)
 
 
 def _make_member(
@@ -447,8 +466,6 @@ async def _until_drained(node: Node, stop: StopSignal) -> bool:
 
 async def run_dev(workflow: str, *, http: str, listen: str) -> None:
     """Run everything in one process, for ``onepiece dev``; until cancelled or a signal stops it."""
-    from onepiece.node.__main__ import watch_signals
-
     options = NodeOptions(listen=Address.parse(listen), http=http, workflows=(workflow,), drain_seconds=5.0)
     stop = StopSignal()
     with watch_signals(stop):

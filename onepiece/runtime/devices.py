@@ -143,6 +143,11 @@ class DeviceThreads:
         finally:
             self._waiters.discard(waiter)
 
+    def start(self) -> None:
+        """Start the stage thread; called once, by ``open_device_threads``."""
+        self._thread = threading.Thread(target=self._serve, name=f"stage-{self.name}", daemon=True)
+        self._thread.start()
+
     def _serve(self) -> None:
         asyncio.set_event_loop(self._stage_loop)
         while not self._stopping:
@@ -235,8 +240,7 @@ class _SerialThread:
 async def open_device_threads(name: str, *, close_seconds: float) -> AsyncIterator[DeviceThreads]:
     """Start the threads of a device; they end with the context, or are abandoned after the bound."""
     device = DeviceThreads(name, asyncio.new_event_loop(), _SerialThread(f"compute-{name}"))
-    device._thread = threading.Thread(target=device._serve, name=f"stage-{name}", daemon=True)  # noqa: SLF001
-    device._thread.start()  # noqa: SLF001 - the factory belongs to the class
+    device.start()
     try:
         yield device
     finally:

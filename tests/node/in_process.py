@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from onepiece.codec import value_from_bytes
-from onepiece.node.node import Node, StopSignal, open_node
+from onepiece.node.node import Node, open_node
 from onepiece.node.options import NodeOptions
 from onepiece.node.parts import NodeParts
 from onepiece.node.proxy_service import ProxyService
+from onepiece.node.stopping import StopSignal
 from onepiece.requests import RequestState, RequestStatus
 from transports import Address
 

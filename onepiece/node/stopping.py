@@ -1,0 +1,58 @@
+"""How a node is told to stop, by signals among others."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+from attrs import define, field
+
+STOPPED_AT_ONCE: Final = 130
+"""Exit status of a node that a second signal stopped."""
+_LAST_SECONDS: Final = 3.0
+
+
+@define(eq=False)
+class StopSignal:
+    """How a node is told to stop: once to drain, twice to stop at once."""
+
+    drain: asyncio.Event = field(factory=asyncio.Event)
+    now: asyncio.Event = field(factory=asyncio.Event)
+    reason: str | None = None
+    """Why the set wants this node to stop, if it does."""
+
+    def order(self, reason: str) -> None:
+        """Stop the node since the set will not have it; saying so again changes nothing."""
+        self.reason = reason
+        self.drain.set()
+
+    def request(self) -> None:
+        """Ask the node to stop; the second time at once."""
+        if self.drain.is_set():
+            self.now.set()
+        self.drain.set()
+
+
+@contextlib.contextmanager
+def watch_signals(stop: StopSignal) -> Iterator[None]:
+    """Let SIGTERM and SIGINT ask the node to stop; the second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.drain.is_set():
+            watchdog = threading.Timer(_LAST_SECONDS, os._exit, [STOPPED_AT_ONCE])
+            watchdog.daemon = True
+            watchdog.start()  # a thread that hangs must not keep us
+        stop.request()
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
