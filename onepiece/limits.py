@@ -91,6 +91,8 @@ ISOLATED_LEAVE_SECONDS: Final = 2.0
 ISOLATED_UNLOAD_SECONDS: Final = 10.0
 ISOLATED_TERMINATE_SECONDS: Final = 2.0
 """From SIGTERM to SIGKILL."""
+ISOLATED_KILL_SECONDS: Final = 10.0
+"""From SIGKILL to giving the process up: it hangs in the kernel."""
 ISOLATED_STARTS_MAX: Final = 3
 """Crashes in a row, while loading or before any work, after which the actor has failed."""
 ISOLATED_PAUSE_SECONDS: Final = 0.2

@@ -38,6 +38,7 @@ from attrs import define, field, frozen
 from onepiece.codec import materialise
 from onepiece.errors import CodecError, NodeLost, OnePieceError
 from onepiece.limits import (
+    ISOLATED_KILL_SECONDS,
     ISOLATED_LEAVE_SECONDS,
     ISOLATED_PAUSE_SECONDS,
     ISOLATED_STARTS_MAX,
@@ -88,6 +89,7 @@ class IsolationBounds:
     leave_seconds: float = ISOLATED_LEAVE_SECONDS
     unload_seconds: float = ISOLATED_UNLOAD_SECONDS
     terminate_seconds: float = ISOLATED_TERMINATE_SECONDS
+    kill_seconds: float = ISOLATED_KILL_SECONDS
     pause_seconds: float = ISOLATED_PAUSE_SECONDS
 
 
@@ -138,6 +140,7 @@ class IsolatedProcess:
         self._is_ending = False
         self._is_deaf = False
         self._has_worked = False
+        self._is_dirty = False
         self._pidfd = os.pidfd_open(process.pid)
         self._loop.add_reader(self._pidfd, self._on_exit)
 
@@ -156,8 +159,13 @@ class IsolatedProcess:
         """Whether it was given any call."""
         return self._has_worked
 
+    @property
+    def is_dirty(self) -> bool:
+        """A call has left it in doubt: it should be given no further one."""
+        return self._is_dirty
+
     async def over(self) -> str:
-        """Wait until it has ended; returns how."""
+        """Wait until it has ended, or has been given up; returns how."""
         await self._over.wait()
         return self._reason
 
@@ -208,17 +216,26 @@ class IsolatedProcess:
             )
 
     async def end(self) -> None:
-        """End it if it has not: SIGTERM, and SIGKILL behind a bound; returns when it is gone."""
+        """End it if it has not: SIGTERM, and SIGKILL behind a bound; returns when it is gone.
+
+        One that does not even die of SIGKILL hangs in the kernel, in a driver for instance; after a bound it
+        is left to that. If the caller is cancelled, SIGKILL is sent at once.
+        """
         self._is_ending = True
+        bounds = self._bounds
         try:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                if not self._exited.is_set():
-                    self._signal(number)
-                    if await self._exits_within(self._bounds.terminate_seconds):
-                        break
-            await self._exited.wait()
+            for number, seconds in (
+                (signal.SIGTERM, bounds.terminate_seconds),
+                (signal.SIGKILL, bounds.kill_seconds),
+            ):
+                self._signal(number)
+                if await self._exits_within(seconds):
+                    return
+            self._reason = f"does not die of SIGKILL (process {self.process_id})"
+            get_logger().error("isolated_process_left", stage=self._stage, process_id=self.process_id)
+            self._channel.peer_is_gone()
         finally:
-            self._signal(signal.SIGKILL)  # where the wait was cancelled; its exit is still taken note of
+            self._signal(signal.SIGKILL)
 
     async def _exits_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -328,6 +345,8 @@ class IsolatedProcess:
                 if call is not None:
                     call.progress(_event_kind(kind), _detail(received))
             case IsolatedReturn(number=number) | IsolatedError(number=number):
+                if isinstance(received.header, IsolatedError) and received.header.is_dirty:
+                    self._is_dirty = True
                 call = self._calls.get(number)
                 if call is not None and not call.answer.done():
                     call.answer.set_result(Answer(received.header, received.values, received.body.nbytes))
@@ -343,7 +362,7 @@ class IsolatedProcess:
                 raise CodecError(f"a {type(other).__name__} comes from nodes, not from their helpers")
 
     def _fail_all(self) -> None:
-        reason = self._reason or "was left behind, as its actor ended"
+        reason = self._reason = self._reason or "was left behind, as its actor ended"
         if not self._ready.done():
             self._ready.set_exception(ProcessEnded(reason))
         if not self._ready.cancelled():
@@ -411,7 +430,13 @@ def _spawn(stage: str, device: str, bounds: IsolationBounds) -> IsolatedProcess:
         except BaseException:
             ours.close()
             raise
-    return IsolatedProcess(stage, process, ours, bounds)
+    try:
+        return IsolatedProcess(stage, process, ours, bounds)
+    except BaseException:  # no descriptor for watching it
+        ours.close()
+        process.kill()
+        process.wait()
+        raise
 
 
 @contextlib.asynccontextmanager

@@ -75,6 +75,8 @@ class RunningStage(StageContext[Any]):
     """The wall clock, by which the deadline is given."""
     monotonic: Clock = time.monotonic
     started_at: float = field(init=False)
+    is_dirty: bool = False
+    """The job left its module in any state, whatever its outcome says."""
     _deadline_by: float | None = field(init=False)
     _stopped: OnePieceError | None = None
 
@@ -191,7 +193,7 @@ class TaskWorker:
                 outcome = await self._run_where_it_belongs(job, context, package)
             return _stopped(context) or outcome
         except TimeoutError:
-            return Outcome(error=self._late(context), is_dirty=_is_process_over(context))
+            return Outcome(error=self._late(context), is_dirty=_is_dirty(context))
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and not task.cancelling():  # nobody's but the function's own
@@ -309,7 +311,8 @@ class TaskWorker:
         except (Rejected, RequestFailed) as error:
             return Outcome(error=error)  # the stage names the cause itself: bad input, a cancelled request
         except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
-            return Outcome(error=self._failed(context, error), is_dirty=isinstance(error, _DIRTY))
+            context.is_dirty = isinstance(error, _DIRTY)
+            return Outcome(error=self._failed(context, error), is_dirty=context.is_dirty)
         problem = check_value(self.spec.returns, value)
         if problem is not None:
             return Outcome(error=self._wrong_type(context, problem))
@@ -380,12 +383,13 @@ def _stopped(context: RunningStage) -> "Outcome[Any] | None":
         return None
     if task.uncancel() > 0:
         raise asyncio.CancelledError
-    return Outcome(error=context.stopped, is_dirty=_is_process_over(context))
+    return Outcome(error=context.stopped, is_dirty=_is_dirty(context))
 
 
-def _is_process_over(context: RunningStage) -> bool:
+def _is_dirty(context: RunningStage) -> bool:
     process = context.state_value
-    return isinstance(process, IsolatedProcess) and process.is_over
+    is_process_lost = isinstance(process, IsolatedProcess) and (process.is_over or process.is_dirty)
+    return context.is_dirty or is_process_lost
 
 
 async def _package_aside(package: Package[Shipment], answer: Answer, seconds: float) -> Shipment:

@@ -119,6 +119,11 @@ async def linger(ctx: StageContext[None], how: str, seconds: float = 3600.0) -> 
             while True:
                 with contextlib.suppress(BaseException):
                     await anyio.sleep(3600)
+        case "leave":
+            try:
+                await _pause(seconds)
+            finally:
+                sys.exit(3)
         case "compute":
             await ctx.run(threading.Event().wait, seconds)
         case "compute until stopped":

@@ -23,7 +23,12 @@ from onepiece.runtime.task_worker import Outcome, RunningStage, TaskWorker
 from onepiece.stage import Stage
 
 SHORT: Final = IsolationBounds(
-    stop_seconds=0.3, leave_seconds=0.2, unload_seconds=2.0, terminate_seconds=1.0, pause_seconds=0.01
+    stop_seconds=0.3,
+    leave_seconds=0.2,
+    unload_seconds=2.0,
+    terminate_seconds=1.0,
+    pause_seconds=0.01,
+    kill_seconds=5.0,
 )
 """Patience for tests: a process that obeys needs a tenth of each."""
 

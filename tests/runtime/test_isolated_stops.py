@@ -1,6 +1,8 @@
 """Cancelling and outlasting: a call in a helper process ends when it is told to, or its process does."""
 
 import asyncio
+import os
+import signal
 import time
 
 import pytest
@@ -9,7 +11,7 @@ from onepiece.errors import DeadlineExceeded, NodeLost, RequestCancelled, StageF
 from onepiece.runtime.isolated_process import IsolationBounds
 from onepiece.runtime.task_worker import Outcome
 from tests.runtime.isolated_stages import hurried, linger
-from tests.runtime.rig import Rig, Started, is_alive, rig, until
+from tests.runtime.rig import Rig, Started, children, is_alive, rig, until
 
 CANCELLED = RequestCancelled("request u was cancelled", uid="u")
 
@@ -49,6 +51,37 @@ async def test_a_call_that_ignores_its_cancellation_is_killed() -> None:
             assert not is_alive(process)
             await rigged.reload()
         assert (await rigged.run(how="sleep", seconds=0.0)).shipment == "sleep"
+
+
+async def test_a_call_that_leaves_when_it_is_stopped_is_dirty() -> None:
+    """Its process lives, and is given no further one."""
+    async with rig(linger) as rigged:
+        call = await started(rigged, "leave")
+        call.stop(CANCELLED)
+        outcome = await call.task
+        assert outcome.error is CANCELLED
+        assert outcome.is_dirty
+        assert not rigged.loaded.is_broken
+        await rigged.reload()
+
+
+async def test_a_process_that_does_not_die_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hangs in a driver, say: after a bound the actor goes on without it, and says so."""
+    impatient = IsolationBounds(0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
+    async with rig(linger, impatient) as rigged:
+        process = rigged.process.process_id
+        monkeypatch.setattr("signal.pidfd_send_signal", lambda *_: None)  # as if it took no notice
+        call = await started(rigged, "block")
+        call.stop(CANCELLED)
+        outcome = await call.task
+        assert outcome.error is CANCELLED
+        assert outcome.is_dirty
+        assert "does not die of SIGKILL" in await rigged.loaded.broken()
+        await rigged.loaded.unload()
+        assert is_alive(process)
+        monkeypatch.undo()
+        os.kill(process, signal.SIGKILL)
+        await until(lambda: process not in children())  # it is still watched, and taken note of
 
 
 async def test_calls_share_the_fate_of_their_process() -> None:

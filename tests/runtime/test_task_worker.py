@@ -67,6 +67,11 @@ async def hang(ctx: StageContext[None], how: str) -> str:
                 await anyio.sleep_forever()
             except BaseException:  # noqa: BLE001 - what is tested
                 return "swallowed"
+        case "leave":
+            try:
+                await anyio.sleep_forever()
+            finally:
+                sys.exit(3)
     return how
 
 
@@ -208,6 +213,20 @@ async def test_a_cancelled_job_ends_with_its_reason(place: Place) -> None:
             call.stop(CANCELLED)
             assert (await call.task).error is CANCELLED
             assert call.context.cancelled
+
+
+@both
+async def test_a_job_that_leaves_when_it_is_stopped_is_dirty(place: Place) -> None:
+    """It ends with the reason that it was given; the next one must not run on what it left behind."""
+    async with rig(place(hang)) as rigged:
+        call = rigged.start(how="leave")
+        await until(lambda: rigged.progress)
+        call.stop(CANCELLED)
+        outcome = await call.task
+        assert outcome.error is CANCELLED
+        assert outcome.is_dirty
+        late = await rigged.run(how="leave", within=0.1)
+        assert late.is_dirty
 
 
 async def test_a_worker_outlives_what_is_done_with_its_cancellation() -> None:
