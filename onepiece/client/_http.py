@@ -214,16 +214,19 @@ class Persistence:
     connection: ProxyConnection
     waits_for_owner: bool
     _unreached: int = 0
+    _failures: int = 0
+    """In a row, of both kinds."""
     _since: float | None = None
     """Since when the set answered, but not for this request."""
 
     def succeeded(self) -> None:
         """It went well for a while: what fails later is another failure."""
-        self._unreached, self._since = 0, None
+        self._unreached, self._failures, self._since = 0, 0, None
 
     async def failed(self, error: NodeUnreachable | NotReady) -> None:
         """Wait until it makes sense to try again; raises the error if it does not."""
         options, proxies = self.connection.options, len(self.connection.urls)
+        self._failures += 1
         is_owner = isinstance(error, NotReady) or bool(error.fields.get("is_owner"))
         if is_owner:
             if not self.waits_for_owner:
@@ -237,7 +240,7 @@ class Persistence:
             if self._unreached >= options.attempts * proxies:
                 raise error
         self.connection.turn_from(error.fields.get("url", self.connection.url))
-        await pause(self._unreached // proxies)
+        await pause(self._failures // proxies)
 
 
 async def pause(attempt: int) -> None:

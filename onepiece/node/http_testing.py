@@ -23,6 +23,7 @@ from onepiece.codec import VALUE_CONTENT_TYPE, value_to_bytes
 from onepiece.errors import (
     NotReady,
     OnePieceError,
+    OwnedElsewhere,
     Rejected,
     RequestCancelled,
     ResultGone,
@@ -97,6 +98,8 @@ class FakeFrontend:
         self.readiness_now = Readiness(ready=True, live=True, draining=False, waiting_for=())
         self.node_views: Sequence[NodeView] = ()
         self.requests_by_uid: dict[str, FakeRequest] = {}
+        self.owned_elsewhere: dict[str, str] = {}
+        """The HTTP address of the proxy that owns a request, by UID."""
         self.fail_with: Exception | None = None
         """What ``status`` raises: a bug of the node's."""
         self.break_result_after: int | None = None
@@ -246,6 +249,9 @@ class FakeFrontend:
         self.report(request.status.uid, kind, **error.to_wire())
 
     def _request(self, uid: str) -> FakeRequest:
+        if uid in self.owned_elsewhere:
+            owner = self.owned_elsewhere[uid]
+            raise OwnedElsewhere(f"request {uid} is owned by {owner}", http=owner)
         try:
             return self.requests_by_uid[uid]
         except KeyError:

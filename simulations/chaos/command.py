@@ -133,11 +133,12 @@ class Chaos:
                 timeout_seconds=90.0,
                 patience_seconds=30.0,
             )
-            self.stream = Stream(client, proxies, load, self.rng)
+            stream = self.stream = Stream(client, proxies, load, self.rng)
             async with asyncio.TaskGroup() as tasks:
-                faults = tasks.create_task(self._faults(client))
-                await self.stream.run(self.arguments.seconds)
-                await faults
+                stop = asyncio.Event()
+                tasks.create_task(stream.run(stop))
+                await self._faults(client)
+                stop.set()
             await self._confirm(client)
         for node in reversed(self.nodes):
             self.exits[node.name] = await asyncio.to_thread(node.terminate, STOP_SECONDS)

@@ -7,14 +7,13 @@ all faults are over each key is submitted once more: it must stand for the same 
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
 import numpy as np
 from attrs import define, field
 
-import onepiece
 from onepiece.client import Client, RequestHandle
 from onepiece.errors import (
     NodeUnreachable,
@@ -59,12 +58,11 @@ class Stream:
     rng: random.Random
     submissions: list[Submission] = field(factory=list)
 
-    async def run(self, seconds: float) -> None:
-        """Submit for so long, and return when every request has ended or is lost."""
+    async def run(self, stop: asyncio.Event) -> None:
+        """Submit until told to stop, and return when every request has ended or is lost."""
         room = asyncio.Semaphore(self.load.in_flight_max)
-        stop_at = time.monotonic() + seconds
         async with asyncio.TaskGroup() as tasks:
-            while time.monotonic() < stop_at:
+            while not stop.is_set():
                 await room.acquire()
                 seed = len(self.submissions)
                 submission = Submission(f"chaos-{self.rng.getrandbits(64):016x}", seed)
@@ -174,11 +172,3 @@ def _parts(outcome: Any) -> tuple[str, Any]:
     if isinstance(outcome, Mapping):
         return str(outcome["digest"]), outcome["payload"]
     return outcome.digest, outcome.payload
-
-
-def connect_all(urls: Sequence[str]) -> str:
-    """The text that names all proxies to ``onepiece.connect``."""
-    return ",".join(urls)
-
-
-__all__ = ["Load", "Stream", "connect_all", "onepiece"]

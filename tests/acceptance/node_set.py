@@ -85,6 +85,8 @@ class NodeProcess:
     process: "subprocess.Popen[bytes]"
     log_path: Path
     ready_path: Path
+    options: tuple[str, ...] = ()
+    """As it was started with."""
     was_signalled: bool = False
     was_killed: bool = False
     _ready: Mapping[str, Any] = field(factory=dict)
@@ -239,11 +241,19 @@ class NodeSet:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, and no lock is taken
             )
-        node = NodeProcess(name, process, log_path, ready_path)
+        node = NodeProcess(name, process, log_path, ready_path, options)
         self.nodes.append(node)
         if as_seed or self._seed is None:
             self._seed = node
         return node
+
+    def start_again(self, ended: NodeProcess) -> NodeProcess:
+        """Start a node in the place of one that has ended: the same options and ports."""
+        assert not ended.is_running
+        places = ["--listen", ended.address]
+        if ended.wait_listening()["http"] is not None:
+            places += ["--http", ended.http.removeprefix("http://")]
+        return self.start(*ended.options, *places, as_seed=ended is self._seed)
 
     def start_worker(self, *options: str, environment: Mapping[str, str] | None = None) -> NodeProcess:
         """Start a worker that joins the seed."""
