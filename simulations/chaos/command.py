@@ -7,6 +7,7 @@ processes are not simulated: a run is not repeated byte for byte.
 
 import argparse
 import asyncio
+import json
 import random
 import secrets
 import tempfile
@@ -16,7 +17,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-from attrs import define, field
+from attrs import asdict, define, field
 
 import onepiece
 from onepiece.client import Client
@@ -77,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         verdict = asyncio.run(chaos.run())
     finally:
         end_all(chaos.nodes)
+    _write_ledger(directory / "ledger.json", chaos)
     print(report(verdict, chaos))
     if arguments.keep is None and verdict.holds:
         remove(directory)
@@ -241,6 +243,20 @@ class Chaos:
             await asyncio.sleep(0.2)
         await client.wait_ready(HEAL_SECONDS)
         await self.stream.confirm(HEAL_SECONDS)
+
+
+def _write_ledger(path: Path, chaos: Chaos) -> None:
+    """What happened to each request and which nodes were killed, for whoever looks into a run."""
+    kept = {
+        "kills": [asdict(kill) for kill in chaos.kills],
+        "requests": [
+            asdict(
+                each, value_serializer=lambda _, __, value: sorted(value) if isinstance(value, set) else value
+            )
+            for each in chaos.stream.submissions
+        ],
+    }
+    path.write_text(json.dumps(kept, indent=1), encoding="utf-8")
 
 
 def report(verdict: Verdict, chaos: Chaos) -> str:
