@@ -20,54 +20,43 @@ Cancelling ``run`` stops at once: what is queued or runs is lost with the inbox.
 """
 
 import asyncio
-import contextlib
 import functools
-from collections import OrderedDict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from attrs import define, evolve, field, frozen
 
-from onepiece.codec import CodecError, Packed, encode_control, unpack
+from onepiece.codec import Packed, encode_control
 from onepiece.core.inventory import ActorReport, ActorState
 from onepiece.core.retention import OutputKey
-from onepiece.core.routing import ActorRoute
 from onepiece.errors import (
-    DeadlineExceeded,
     NodeLost,
     OnePieceError,
-    SchemaMismatch,
     StageFailed,
 )
-from onepiece.graph import StageSpec, WorkflowGraph
+from onepiece.graph import StageSpec
 from onepiece.limits import (
     ISOLATED_STARTS_MAX,
-    STOPPED_UIDS_MAX,
-    WORKFLOW_PATIENCE_SECONDS,
 )
 from onepiece.log import get_logger
 from onepiece.messages import (
-    KIND_STAGE_INPUT,
     Consumed,
-    OutputHeaded,
-    RequestErrored,
     StageInput,
-    StageProgress,
     StageReport,
-    StageWasLost,
-    split_attempt,
 )
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
+from onepiece.runtime.intake import Intake
 from onepiece.runtime.loaded_stage import LoadedStage
-from onepiece.runtime.request_scheduler import Held, Job, RequestScheduler
+from onepiece.runtime.request_scheduler import Job, RequestScheduler
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
-from onepiece.runtime.result_targets import StageTarget, Target, targets_of
+from onepiece.runtime.result_targets import Target, targets_of
 from onepiece.runtime.signal import Signal
+from onepiece.runtime.stage_reporter import StageReporter
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
 from onepiece.stage import Stage
-from transports import Delivery, Geometry, Receiver
+from transports import Geometry, Receiver
 
 _SLOTS: Final = 1024
 
@@ -101,13 +90,11 @@ class StageActor:
     error: str | None = None
     _scheduler: RequestScheduler = field(init=False)
     _running: dict[tuple[str, str], _Running] = field(factory=dict)
-    _in_hand: int = 0
-    """Messages that are just being taken in or sent out."""
-    _stopped: "OrderedDict[str, OnePieceError]" = field(factory=OrderedDict)
-    _done: "OrderedDict[tuple[str, str], int]" = field(factory=OrderedDict)
-    """The attempt in which each stage of a request was done here."""
+    _intake: Intake = field(init=False)
+    _reporter: StageReporter = field(init=False)
+    _leaving: int = 0
+    """Jobs whose outputs are just being sent."""
     _is_ending: bool = False
-    _tasks: asyncio.TaskGroup | None = None
     _work: Signal = field(factory=Signal)
     _drain: asyncio.Event = field(factory=asyncio.Event)
     _loaded: LoadedStage | None = None
@@ -118,6 +105,17 @@ class StageActor:
 
     def __attrs_post_init__(self) -> None:
         self._scheduler = RequestScheduler(self.env.join_bytes)
+        self._reporter = StageReporter(self.actor_id, self.env)
+        self._intake = Intake(
+            self.actor_id,
+            self.stage.key,
+            self.env,
+            self._scheduler,
+            self._reporter,
+            self._work,
+            is_running=lambda uid, node: (uid, node) in self._running,
+            unusable=lambda: self._not_loaded() if self.state is ActorState.FAILED else None,
+        )
 
     @property
     def spec(self) -> StageSpec:
@@ -141,7 +139,7 @@ class StageActor:
     def is_idle(self) -> bool:
         """Nothing waits, is being joined, runs, or is on its way in or out."""
         waiting = self._scheduler.queued + self._scheduler.joining
-        return not waiting and not self._running and not self._in_hand
+        return not waiting and not self._running and not self._intake.in_hand and not self._leaving
 
     def drain(self) -> None:
         """Finish what is here and end; new work is still taken in until routes have changed."""
@@ -165,10 +163,9 @@ class StageActor:
                     await self._unload()
 
     async def _serve(self, inbox: Receiver, tasks: asyncio.TaskGroup) -> None:
-        self._tasks = tasks
         deliver = ResultDeliver(self.env)
         workers = [
-            tasks.create_task(self._intake(inbox)),
+            tasks.create_task(self._intake.take_from(inbox, tasks)),
             *(tasks.create_task(self._work_on(deliver, tasks)) for _ in range(self.spec.concurrency)),
             tasks.create_task(self._mend(tasks)),
         ]
@@ -250,7 +247,7 @@ class StageActor:
         error = self._not_loaded()
         for uid in self._scheduler.uids():
             for job in self._scheduler.drop(uid):
-                self._break(job.header, error)
+                self._reporter.broke(job.header, error)
                 job.release()
 
     def _not_loaded(self) -> StageFailed:
@@ -261,143 +258,11 @@ class StageActor:
             node=self.env.node_id,
         )
 
-    # --- taking in -----------------------------------------------------------------------------
-
-    async def _intake(self, inbox: Receiver) -> None:
-        while True:
-            delivery = await inbox.receive()
-            self._in_hand += 1
-            try:
-                job = await self._take(inbox, delivery)
-            except OnePieceError as error:
-                inbox.release(delivery)
-                get_logger().warning("message_refused", stage=self.stage.key, error=str(error))
-                continue
-            finally:
-                self._in_hand -= 1
-            self._work.notify()
-            if job is not None:
-                self.env.report(job.header.owner, self._report_of(job))
-
-    async def _take(self, inbox: Receiver, delivery: Delivery) -> Job | None:
-        if delivery.kind != KIND_STAGE_INPUT:
-            raise CodecError(f"a message of kind {delivery.kind} came to the inbox of {self.stage.key}")
-        payload, attempt = split_attempt(delivery.payload)
-        unpacked = unpack(payload, StageInput)
-        header = unpacked.header
-        released = False
-
-        def release() -> None:
-            nonlocal released
-            if not released:
-                released = True
-                inbox.release(delivery)
-
-        held = Held(header, unpacked.values, payload, self.env.now(), attempt, release)
-        try:
-            self._check_alive(header)
-            graph = await self._graph(header)
-            node = next((node for node in graph.nodes if node.id == header.node), None)
-            if node is None or node.stage != self.stage.key:
-                raise CodecError(f"{header.node} of {header.workflow} is not for {self.stage.key}")
-            if self._is_repeat(header, held.attempt):
-                release()
-                return None
-            return self._scheduler.add(node, frozenset(graph.predecessors(node.id)), held)
-        except OnePieceError as error:
-            release()
-            if header.uid not in self._stopped:
-                self._break(header, error)
-            return None
-
-    def _is_repeat(self, header: StageInput, attempt: int) -> bool:
-        """Whether this stage of the request is here already, or was and need not run again.
-
-        What was lost on its way is sent again, sometimes although it had arrived. A stage that is done
-        runs again only if its owner asks for that and its output is no longer held.
-        """
-        key = (header.uid, header.node)
-        if key in self._running or self._scheduler.is_queued(*key):
-            return True
-        done = self._done.get(key)
-        if done is None:
-            return False
-        if attempt > done and not self.env.retainer.targets_of(*key):
-            del self._done[key]
-            return False
-        if attempt > done:
-            self._done[key] = attempt
-            self._redeliver(header, attempt)
-        return True
-
-    def _redeliver(self, header: StageInput, attempt: int) -> None:
-        """The owner does not know that this stage is done: send on what is held, and say so."""
-        assert self._tasks is not None
-
-        async def redeliver() -> None:
-            letters = {}
-            for key in self.env.retainer.targets_of(header.uid, header.node):
-                output = await self.env.retainer.fetch(key)
-                if output is not None:
-                    letters[key.target] = Letter(output.target, output.parts, attempt)
-            heading = await ResultDeliver(self.env).deliver(letters)
-            now = self.env.now()
-            self.env.report(
-                header.owner,
-                StageReport(
-                    header.uid,
-                    header.node,
-                    self.env.node_id,
-                    self.env.identity.life,
-                    self.actor_id,
-                    now,
-                    now,
-                    now,
-                    heading=heading,
-                ),
-            )
-
-        tasks = self._tasks
-        tasks.create_task(self._reporting_errors(header, redeliver()))
-
-    async def _reporting_errors(self, header: StageInput, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except OnePieceError as error:
-            self._break(header, error)
+    # --- what is here ---------------------------------------------------------------------------
 
     def forward_joins(self) -> None:
         """Routes have changed: inputs that meet elsewhere now are sent there."""
-        for job in self._scheduler.joins():
-            met = self._meeting_point(job)
-            if met is not None and met.actor_id != self.actor_id and met.address:
-                assert self._tasks is not None, "an actor that does not serve holds nothing"
-                self._scheduler.take_join(job)
-                self._tasks.create_task(self._forward(job), name=f"forward {job.uid}/{job.node}")
-
-    async def _forward(self, job: Job) -> None:
-        """Send on the inputs of a join, and tell the owner where they are now, or that they are lost."""
-        letters = {}
-        for source, held in job.held.items():
-            target = StageTarget(held.header, self.stage.key, {})
-            letters[source] = Letter(target, [held.payload], held.attempt)
-        news: OutputHeaded | StageWasLost
-        self._in_hand += 1
-        try:
-            heading = await ResultDeliver(self.env).deliver(letters)
-            news = OutputHeaded(job.uid, {job.node: next(iter(heading.values()))})
-        except OnePieceError as error:
-            get_logger().warning("join_not_forwarded", request=job.uid, stage=job.node, error=error.message)
-            news = StageWasLost(job.uid, job.node, self.env.identity.life)
-        finally:
-            self._in_hand -= 1
-            self._work.notify()
-        self.env.tell_owner(job.uid, job.header.owner, news)
-
-    def _meeting_point(self, job: Job) -> ActorRoute | None:
-        table = self.env.routes.table
-        named = table.actor(job.header.joins.get(job.node, -1))
-        return named if named is not None and named.address else table.meeting_point(self.stage.key, job.uid)
+        self._intake.forward_joins()
 
     def held_work(self) -> list[StageInput]:
         """A header for each stage of a request that is here and not done."""
@@ -409,34 +274,6 @@ class StageActor:
         found = {job.node: "queued" for job in self._scheduler.all_jobs() if job.uid == uid and job.is_ready}
         found.update({node: "running" for running_uid, node in self._running if running_uid == uid})
         return found
-
-    def _check_alive(self, header: StageInput) -> None:
-        stopped = self._stopped.get(header.uid)
-        if stopped is not None:
-            raise stopped
-        if self.state is ActorState.FAILED:
-            raise self._not_loaded()
-        if header.deadline_at is not None and self.env.now() >= header.deadline_at:
-            raise DeadlineExceeded(
-                f"request {header.uid} passed its deadline before {header.node}",
-                uid=header.uid,
-                stage=header.node,
-            )
-
-    async def _graph(self, header: StageInput) -> WorkflowGraph:
-        """The workflow's graph; a message can overtake the route table that names its workflow."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WORKFLOW_PATIENCE_SECONDS):
-                while True:
-                    changed = self.env.routes.changed
-                    graph = self.env.routes.graphs.get(header.workflow)
-                    if graph is not None:
-                        return graph
-                    await changed.wait()
-        raise SchemaMismatch(
-            f"{self.env.node_id} knows no workflow {header.workflow!r}, which request {header.uid} is of",
-            uid=header.uid,
-        )
 
     # --- working -------------------------------------------------------------------------------
 
@@ -465,30 +302,30 @@ class StageActor:
         def package(value: Any, compute_seconds: float) -> _Shipment:
             return self._package(job, value, started_at, compute_seconds)
 
-        self.env.report(header.owner, self._report_of(job, started_at))
+        self.env.report(header.owner, self._reporter.report_of(job, started_at))
         task = asyncio.current_task()
         assert task is not None
         running = self._running[job.uid, job.node] = _Running(job, context, task)
         try:
             worker = TaskWorker(self.stage, self.threads)
-            outcome = await worker.execute(job, context, package, lambda error: self._break(header, error))
+            outcome = await worker.execute(
+                job, context, package, lambda error: self._reporter.broke(header, error)
+            )
         finally:
             if self._running.get((job.uid, job.node)) is running:
                 del self._running[job.uid, job.node]
         if outcome.shipment is None:
             assert outcome.error is not None
-            if (
-                not self._is_ending
-            ):  # ended with the actor, it is not the request's fault: it goes on elsewhere
-                self._break(header, outcome.error)
+            if not self._is_ending:  # that is not the request's fault, which goes on elsewhere
+                self._reporter.broke(header, outcome.error)
             return outcome.is_dirty
-        self._in_hand += 1
+        self._leaving += 1
         try:
             await self._send_on(job, outcome.shipment, deliver)
         except OnePieceError as error:
-            self._break(header, error)
+            self._reporter.broke(header, error)
         finally:
-            self._in_hand -= 1
+            self._leaving -= 1
         return False
 
     async def _send_on(self, job: Job, shipment: "_Shipment", deliver: ResultDeliver) -> None:
@@ -507,16 +344,11 @@ class StageActor:
                 self.env.retainer.hold(OutputKey(job.uid, job.node, name), target, packed)
             taken = functools.partial(on_taken, name)
             letters[name] = Letter(target, packed.parts, job.attempt, taken)
-        self._remember_done(job)
+        self._intake.done(job)
         heading = await deliver.deliver(letters)
         sent_bytes = sum(packed.length for packed in shipment.packed.values())
         detail = {**shipment.report.detail, "sent_bytes": sent_bytes}
         self.env.report(job.header.owner, evolve(shipment.report, detail=detail, heading=heading))
-
-    def _remember_done(self, job: Job) -> None:
-        self._done[job.uid, job.node] = job.attempt
-        if len(self._done) > STOPPED_UIDS_MAX:
-            self._done.popitem(last=False)
 
     def _consumed(self, job: Job) -> None:
         for held in job.held.values():
@@ -536,7 +368,7 @@ class StageActor:
             "compute_seconds": compute_seconds,
             "device": self.threads.name,
         }
-        report = self._report_of(job, started_at, now, detail)
+        report = self._reporter.report_of(job, started_at, now, detail)
         graph = self.env.routes.graphs[job.workflow]
         trail = {**job.trail, job.node: encode_control(report)}
         targets = targets_of(graph, job.header, trail, self.env.control_address, now)
@@ -545,10 +377,7 @@ class StageActor:
 
     def stop_request(self, uid: str, reason: OnePieceError) -> None:
         """Drop what is queued for the request, interrupt what runs, refuse what comes later."""
-        self._stopped[uid] = reason
-        self._stopped.move_to_end(uid)
-        if len(self._stopped) > STOPPED_UIDS_MAX:
-            self._stopped.popitem(last=False)
+        self._intake.stop(uid, reason)
         for job in self._scheduler.drop(uid):
             job.release()
         for (running_uid, _), running in list(self._running.items()):
@@ -574,7 +403,7 @@ class StageActor:
 
         def progress(kind: EventKind, detail: Mapping[str, Any]) -> None:
             if header is not None:
-                loop.call_soon_threadsafe(self._tell_progress, header, kind, detail)
+                loop.call_soon_threadsafe(self._reporter.progress, header, kind, detail)
 
         return RunningStage(
             state_value=self._loaded_state,
@@ -589,34 +418,4 @@ class StageActor:
             log=get_logger(stage=stage, request=uid, node=self.env.node_id),
             now=self.env.now,
             monotonic=self.env.monotonic,
-        )
-
-    def _tell_progress(self, header: StageInput, kind: EventKind, detail: Mapping[str, Any]) -> None:
-        now = self.env.now()
-        life = self.env.identity.life
-        progress = StageProgress(header.uid, kind.value, header.node, self.env.node_id, life, now, detail)
-        self.env.report(header.owner, progress)
-
-    def _report_of(
-        self,
-        job: Job,
-        started_at: float | None = None,
-        finished_at: float | None = None,
-        detail: Mapping[str, Any] | None = None,
-    ) -> StageReport:
-        return StageReport(
-            job.uid,
-            job.node,
-            self.env.node_id,
-            self.env.identity.life,
-            self.actor_id,
-            job.arrived_at,
-            started_at,
-            finished_at,
-            detail or {},
-        )
-
-    def _break(self, header: StageInput, error: OnePieceError) -> None:
-        self.env.break_request(
-            header.owner, RequestErrored(header.uid, header.node, self.env.node_id, error.to_wire())
         )

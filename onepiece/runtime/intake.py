@@ -1,0 +1,217 @@
+"""What comes into an actor's inbox: taken in once, and sent on if it is wanted elsewhere.
+
+A message becomes (a part of) a job for the RequestScheduler, unless
+
+* its request has ended, is late, or cannot run here: then the owner is told why;
+* its stage is here already. What was lost on its way is sent again, sometimes although it had arrived:
+  such a repeat is dropped. One of a stage that is *done* is answered by what that stage put out, as long
+  as that is retained, and runs again only if it is not and the owner asks for it.
+
+Inputs of one request that meet must meet at one actor. When the routes change where that is, those that
+wait here for their siblings go there, and the owner is told; it also learns if they are lost on the way.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable
+
+from attrs import define, field
+
+from onepiece.codec import CodecError, unpack
+from onepiece.core.routing import ActorRoute
+from onepiece.errors import DeadlineExceeded, OnePieceError, SchemaMismatch
+from onepiece.graph import WorkflowGraph
+from onepiece.limits import STOPPED_UIDS_MAX, WORKFLOW_PATIENCE_SECONDS
+from onepiece.log import get_logger
+from onepiece.messages import KIND_STAGE_INPUT, OutputHeaded, StageInput, StageWasLost, split_attempt
+from onepiece.runtime.environment import Environment
+from onepiece.runtime.request_scheduler import Held, Job, RequestScheduler
+from onepiece.runtime.result_deliver import Letter, ResultDeliver
+from onepiece.runtime.result_targets import StageTarget
+from onepiece.runtime.signal import Signal
+from onepiece.runtime.stage_reporter import StageReporter
+from transports import Delivery, Receiver
+
+
+@define(eq=False)
+class Intake:
+    """The way into one actor.
+
+    Args:
+        actor_id: The actor.
+        stage: Its stage's key.
+        env: Its node.
+        scheduler: Where what was taken in waits.
+        reporter: How owners are told.
+        work: Notified of each change.
+        is_running: Whether this graph node of a request runs here now.
+        unusable: Why the actor can run nothing any more, if so.
+    """
+
+    actor_id: int
+    stage: str
+    env: Environment
+    scheduler: RequestScheduler
+    reporter: StageReporter
+    work: Signal
+    is_running: Callable[[str, str], bool]
+    unusable: Callable[[], OnePieceError | None]
+    in_hand: int = 0
+    """Messages that are just being taken in or sent on."""
+    _stopped: "OrderedDict[str, OnePieceError]" = field(factory=OrderedDict)
+    _done: "OrderedDict[tuple[str, str], int]" = field(factory=OrderedDict)
+    """The attempt in which each stage of a request was done here."""
+    _tasks: asyncio.TaskGroup | None = None
+
+    async def take_from(self, inbox: Receiver, tasks: asyncio.TaskGroup) -> None:
+        """Take in what comes until cancelled; what has to be sent on is sent by ``tasks``."""
+        self._tasks = tasks
+        while True:
+            delivery = await inbox.receive()
+            self.in_hand += 1
+            try:
+                job = await self._take(inbox, delivery)
+            except OnePieceError as error:
+                inbox.release(delivery)
+                get_logger().warning("message_refused", stage=self.stage, error=str(error))
+                continue
+            finally:
+                self.in_hand -= 1
+            self.work.notify()
+            if job is not None:
+                self.env.report(job.header.owner, self.reporter.report_of(job))
+
+    def stop(self, uid: str, reason: OnePieceError) -> None:
+        """Take in nothing more of a request."""
+        self._stopped[uid] = reason
+        self._stopped.move_to_end(uid)
+        if len(self._stopped) > STOPPED_UIDS_MAX:
+            self._stopped.popitem(last=False)
+
+    def done(self, job: Job) -> None:
+        """A stage of a request has run here: a repeat of its inputs need not run again."""
+        self._done[job.uid, job.node] = job.attempt
+        if len(self._done) > STOPPED_UIDS_MAX:
+            self._done.popitem(last=False)
+
+    def forward_joins(self) -> None:
+        """Routes have changed: inputs that meet elsewhere now are sent there."""
+        for job in self.scheduler.joins():
+            met = self._meeting_point(job)
+            if met is not None and met.actor_id != self.actor_id and met.address:
+                assert self._tasks is not None, "an actor that does not serve holds nothing"
+                self.scheduler.take_join(job)
+                self._tasks.create_task(self._forward(job), name=f"forward {job.uid}/{job.node}")
+
+    async def _take(self, inbox: Receiver, delivery: Delivery) -> Job | None:
+        if delivery.kind != KIND_STAGE_INPUT:
+            raise CodecError(f"a message of kind {delivery.kind} came to the inbox of {self.stage}")
+        payload, attempt = split_attempt(delivery.payload)
+        unpacked = unpack(payload, StageInput)
+        header = unpacked.header
+        released = False
+
+        def release() -> None:
+            nonlocal released
+            if not released:
+                released = True
+                inbox.release(delivery)
+
+        held = Held(header, unpacked.values, payload, self.env.now(), attempt, release)
+        try:
+            self._check_alive(header)
+            graph = await self._graph(header)
+            node = next((node for node in graph.nodes if node.id == header.node), None)
+            if node is None or node.stage != self.stage:
+                raise CodecError(f"{header.node} of {header.workflow} is not for {self.stage}")
+            if self._is_repeat(header, held.attempt):
+                release()
+                return None
+            return self.scheduler.add(node, frozenset(graph.predecessors(node.id)), held)
+        except OnePieceError as error:
+            release()
+            if header.uid not in self._stopped:
+                self.reporter.broke(header, error)
+            return None
+
+    def _check_alive(self, header: StageInput) -> None:
+        stopped = self._stopped.get(header.uid) or self.unusable()
+        if stopped is not None:
+            raise stopped
+        if header.deadline_at is not None and self.env.now() >= header.deadline_at:
+            raise DeadlineExceeded(
+                f"request {header.uid} passed its deadline before {header.node}",
+                uid=header.uid,
+                stage=header.node,
+            )
+
+    async def _graph(self, header: StageInput) -> WorkflowGraph:
+        """The workflow's graph; a message can overtake the route table that names its workflow."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WORKFLOW_PATIENCE_SECONDS):
+                while True:
+                    changed = self.env.routes.changed
+                    graph = self.env.routes.graphs.get(header.workflow)
+                    if graph is not None:
+                        return graph
+                    await changed.wait()
+        raise SchemaMismatch(
+            f"{self.env.node_id} knows no workflow {header.workflow!r}, which request {header.uid} is of",
+            uid=header.uid,
+        )
+
+    def _is_repeat(self, header: StageInput, attempt: int) -> bool:
+        """Whether this stage of the request is here already, or was and need not run again."""
+        key = (header.uid, header.node)
+        if self.is_running(*key) or self.scheduler.is_queued(*key):
+            return True
+        done = self._done.get(key)
+        if done is None:
+            return False
+        if attempt > done and not self.env.retainer.targets_of(*key):
+            del self._done[key]
+            return False
+        if attempt > done:
+            self._done[key] = attempt
+            assert self._tasks is not None
+            self._tasks.create_task(self._redeliver(header, attempt), name=f"redeliver {key}")
+        return True
+
+    async def _redeliver(self, header: StageInput, attempt: int) -> None:
+        """The owner does not know that this stage is done: send on what is held, and say so."""
+        try:
+            letters = {}
+            for key in self.env.retainer.targets_of(header.uid, header.node):
+                output = await self.env.retainer.fetch(key)
+                if output is not None:
+                    letters[key.target] = Letter(output.target, output.parts, attempt)
+            heading = await ResultDeliver(self.env).deliver(letters)
+        except OnePieceError as error:
+            self.reporter.broke(header, error)
+        else:
+            self.reporter.done_again(header, heading)
+
+    async def _forward(self, job: Job) -> None:
+        """Send on the inputs of a join, and tell the owner where they are now, or that they are lost."""
+        letters = {}
+        for source, held in job.held.items():
+            target = StageTarget(held.header, self.stage, {})
+            letters[source] = Letter(target, [held.payload], held.attempt)
+        news: OutputHeaded | StageWasLost
+        self.in_hand += 1
+        try:
+            heading = await ResultDeliver(self.env).deliver(letters)
+            news = OutputHeaded(job.uid, {job.node: next(iter(heading.values()))})
+        except OnePieceError as error:
+            get_logger().warning("join_not_forwarded", request=job.uid, stage=job.node, error=error.message)
+            news = StageWasLost(job.uid, job.node, self.env.identity.life)
+        finally:
+            self.in_hand -= 1
+            self.work.notify()
+        self.env.tell_owner(job.uid, job.header.owner, news)
+
+    def _meeting_point(self, job: Job) -> ActorRoute | None:
+        table = self.env.routes.table
+        named = table.actor(job.header.joins.get(job.node, -1))
+        return named if named is not None and named.address else table.meeting_point(self.stage, job.uid)

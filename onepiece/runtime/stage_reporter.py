@@ -1,0 +1,60 @@
+"""What an actor tells the owners of requests about the stages that it has here."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from onepiece.errors import OnePieceError
+from onepiece.messages import RequestErrored, StageInput, StageProgress, StageReport
+from onepiece.requests import EventKind
+from onepiece.runtime.environment import Environment
+from onepiece.runtime.request_scheduler import Job
+
+
+@frozen
+class StageReporter:
+    """Speaks for one actor; nothing here waits."""
+
+    actor_id: int
+    env: Environment
+
+    def report_of(
+        self,
+        job: Job,
+        started_at: float | None = None,
+        finished_at: float | None = None,
+        detail: Mapping[str, Any] | None = None,
+    ) -> StageReport:
+        """How far a job is: queued, and, as far as that is so, started and finished."""
+        return StageReport(
+            job.uid,
+            job.node,
+            self.env.node_id,
+            self.env.identity.life,
+            self.actor_id,
+            job.arrived_at,
+            started_at,
+            finished_at,
+            detail or {},
+        )
+
+    def done_again(self, header: StageInput, heading: Mapping[str, str]) -> None:
+        """A stage that was done before is so for an owner that had not heard of it."""
+        now, life = self.env.now(), self.env.identity.life
+        report = StageReport(
+            header.uid, header.node, self.env.node_id, life, self.actor_id, now, now, now, heading=heading
+        )
+        self.env.report(header.owner, report)
+
+    def progress(self, header: StageInput, kind: EventKind, detail: Mapping[str, Any]) -> None:
+        """What a stage says itself about how far it is."""
+        now, life = self.env.now(), self.env.identity.life
+        progress = StageProgress(header.uid, kind.value, header.node, self.env.node_id, life, now, detail)
+        self.env.report(header.owner, progress)
+
+    def broke(self, header: StageInput, error: OnePieceError) -> None:
+        """The request cannot go on."""
+        self.env.break_request(
+            header.owner, RequestErrored(header.uid, header.node, self.env.node_id, error.to_wire())
+        )
