@@ -24,6 +24,7 @@
       UnknownNode           no node of this name is in the set; those that are are listed
       ResultGone            it was there; it has been fetched or its time to live is over
       PlacementError        a stage fits on no device
+      LeadershipLost        this manager does not lead any more; nothing was stored
       SchemaMismatch        two nodes hold different versions of a workflow; both schemas are named
       NodeUnreachable       the address does not answer
       CodecError            a value has no form on the wire, or bytes from the wire follow no rule
@@ -194,6 +195,12 @@ class PlacementError(OnePieceError):
     """A stage fits on no device; the message names its need and what the devices have."""
 
     http_status = 503
+
+
+class LeadershipLost(OnePieceError):
+    """This manager does not lead (any more): stop giving orders, and become a candidate again."""
+
+    retryable = True
 
 
 class SchemaMismatch(OnePieceError):

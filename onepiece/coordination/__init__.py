@@ -5,6 +5,6 @@ state lies in a small file of its node.
 """
 
 from onepiece.coordination.embedded import open_embedded
-from onepiece.coordination.interface import Coordinator, LeadershipLost
+from onepiece.coordination.interface import Coordinator
 
-__all__ = ["Coordinator", "LeadershipLost", "open_embedded"]
+__all__ = ["Coordinator", "open_embedded"]

@@ -16,8 +16,9 @@ import anyio.to_thread
 from attrs import define, evolve, field
 
 from onepiece.coordination._state_file import StateFile
-from onepiece.coordination.interface import Coordinator, LeadershipLost
+from onepiece.coordination.interface import Coordinator
 from onepiece.core.manager import ManagerState
+from onepiece.errors import LeadershipLost
 
 
 @asynccontextmanager

@@ -16,13 +16,6 @@ longer leads.
 from abc import ABC, abstractmethod
 
 from onepiece.core.manager import ManagerState
-from onepiece.errors import OnePieceError
-
-
-class LeadershipLost(OnePieceError):  # noqa: N818 - named by what happened, as in onepiece.errors
-    """This manager does not lead (any more): stop giving orders, and become a candidate again."""
-
-    retryable = True
 
 
 class Coordinator(ABC):

@@ -9,9 +9,9 @@ import anyio.to_thread
 import pytest
 from attrs import evolve
 
-from onepiece.coordination import LeadershipLost, open_embedded
+from onepiece.coordination import open_embedded
 from onepiece.core import ManagerState
-from onepiece.errors import ConfigError, OnePieceError
+from onepiece.errors import ConfigError, LeadershipLost, OnePieceError
 from tests.core.cluster import make_need, make_workflow
 
 _STORES_FOR_EVER = """
