@@ -13,8 +13,8 @@ programs themselves is drawn from one source of chance, so a seed gives the same
 A step belongs to the process whose context it was made in. So all that a node starts, however deep,
 stops with ``pause`` and is found by ``tasks_of``, without the node's code knowing of it.
 
-There are no threads, files or sockets here: whatever asks the loop for one gets ``NotImplementedError``
-of ``AbstractEventLoop``.
+There are no threads, files or sockets here: to whoever asks for one, ``AbstractEventLoop`` itself says
+that it has none.
 """
 
 import asyncio

@@ -26,7 +26,7 @@ from onepiece.errors import (
 )
 from onepiece.graph import WorkflowGraph
 from onepiece.ids import new_uid, uid_time
-from onepiece.messages import CONTROL_REGION, DrainingSet, RequestRecord, SetDraining
+from onepiece.messages import CONTROL_REGION, DrainingSet, SetDraining
 from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
 from onepiece.node.frontend import NodeView, Readiness
@@ -34,6 +34,7 @@ from onepiece.node.leftovers import EndedRequests
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.request_owner import RequestOwner
 from onepiece.node.result_reader import RemoteResult, ResultReader
+from onepiece.record_messages import RequestRecord
 from onepiece.requests import RequestEvent, RequestState, RequestStatus
 from onepiece.runtime.environment import Environment
 

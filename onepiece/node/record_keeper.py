@@ -17,10 +17,9 @@ from onepiece.core.routing import NodeRoute
 from onepiece.errors import NodeUnreachable, NotReady, OnePieceError
 from onepiece.limits import RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
-from onepiece.messages import (
-    CONTROL_REGION,
-    KIND_RECORD,
-    STORE_REGION,
+from onepiece.messages import CONTROL_REGION, KIND_RECORD, STORE_REGION, ResultPiece
+from onepiece.node.calls import Calls
+from onepiece.record_messages import (
     DropRecords,
     FindRecord,
     ListOrphans,
@@ -29,11 +28,9 @@ from onepiece.messages import (
     RecordFound,
     RecordKept,
     RequestRecord,
-    ResultPiece,
     TakenOver,
     TakeOver,
 )
-from onepiece.node.calls import Calls
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_targets import pack_record
 
@@ -130,7 +127,7 @@ class RecordKeeper:
             try:
                 listed = await self._calls.ask(
                     OrphansListed,
-                    lambda call, address=address: self._env.outbox.post(  # type: ignore[misc]
+                    lambda call, address=address: self._env.outbox.post(  # type: ignore[misc]  # lambda with defaults
                         address, ListOrphans(call, self._env.control_address, tuple(living), _ORPHANS_MAX)
                     ),
                     what=f"{node.node_id} was asked for orphaned requests",
@@ -191,7 +188,7 @@ class RecordKeeper:
             try:
                 taken = await self._calls.ask(
                     TakenOver,
-                    lambda call, address=address, order=order: self._env.outbox.post(  # type: ignore[misc]
+                    lambda call, address=address, order=order: self._env.outbox.post(  # type: ignore[misc]  # lambda with defaults
                         address, evolve(order, call=call)
                     ),
                     what=f"{node.node_id} was asked to pass on request {record.uid}",
@@ -220,7 +217,7 @@ class RecordKeeper:
         while start < total:
             piece = await self._calls.ask(
                 ResultPiece,
-                lambda call, start=start: self._env.outbox.post(  # type: ignore[misc]
+                lambda call, start=start: self._env.outbox.post(  # type: ignore[misc]  # lambda with defaults
                     address, ReadRecord(call, self._env.control_address, uid, start, RESULT_PIECE_BYTES_MAX)
                 ),
                 what=f"{node.node_id} was asked for the inputs of request {uid}",

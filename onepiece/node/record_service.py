@@ -7,8 +7,9 @@ from onepiece.codec import CodecError, unpack
 from onepiece.errors import OnePieceError, StoreFull, UnknownRequest
 from onepiece.limits import RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
-from onepiece.messages import (
-    STORE_REGION,
+from onepiece.messages import STORE_REGION, ResultPiece
+from onepiece.node.control import ControlService
+from onepiece.record_messages import (
     DropRecords,
     FindRecord,
     ListOrphans,
@@ -17,11 +18,9 @@ from onepiece.messages import (
     RecordFound,
     RecordKept,
     RequestRecord,
-    ResultPiece,
     TakenOver,
     TakeOver,
 )
-from onepiece.node.control import ControlService
 from onepiece.runtime.environment import Environment
 from onepiece.store import LogEntry, RequestLog
 from transports import Delivery, Receiver

@@ -12,7 +12,8 @@ from attrs import define, evolve, field, frozen
 
 from onepiece.codec import CodecError, decode_control, materialise, unpack
 from onepiece.core.admission import RequestBudget
-from onepiece.core.request import (
+from onepiece.core.request import RequestTable
+from onepiece.core.request_events import (
     Accepted,
     Adopted,
     CancelAsked,
@@ -24,7 +25,6 @@ from onepiece.core.request import (
     Publish,
     ReleaseRetained,
     RequestBroke,
-    RequestTable,
     ResultArrived,
     Settled,
     StageLost,
@@ -45,13 +45,10 @@ from onepiece.limits import (
 from onepiece.log import get_logger
 from onepiece.messages import (
     CONTROL_REGION,
-    AdoptRequests,
     OutputHeaded,
     OutputNotHeld,
     ReleaseRequests,
     RequestErrored,
-    RequestRecord,
-    RequestsHeld,
     ResendOutput,
     ResultStored,
     StageInput,
@@ -66,6 +63,7 @@ from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.result_reader import ResultReader
+from onepiece.record_messages import AdoptRequests, RequestRecord, RequestsHeld
 from onepiece.requests import EventKind, RequestEvent, RequestStatus
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_deliver import Letter, ResultDeliver

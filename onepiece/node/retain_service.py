@@ -6,18 +6,16 @@ from collections.abc import Callable
 from onepiece.core.retention import OutputKey
 from onepiece.errors import OnePieceError
 from onepiece.messages import (
-    AdoptRequests,
     Consumed,
-    HeldRequest,
     OutputHeaded,
     OutputNotHeld,
     ReleaseRequests,
     RequestErrored,
-    RequestsHeld,
     ResendOutput,
     StopRequest,
 )
 from onepiece.node.control import ControlService
+from onepiece.record_messages import AdoptRequests, HeldRequest, RequestsHeld
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
 

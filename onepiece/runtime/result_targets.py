@@ -11,7 +11,8 @@ from attrs import evolve, frozen
 
 from onepiece.codec import Packed, pack, select, value_to_bytes
 from onepiece.graph import INPUTS, FromInput, FromStage, WorkflowGraph
-from onepiece.messages import STORE, RequestRecord, ResultInput, StageInput, Trail
+from onepiece.messages import STORE, ResultInput, StageInput, Trail
+from onepiece.record_messages import RequestRecord
 from onepiece.types import Kind
 
 BYTES_TYPE: Final = "application/octet-stream"

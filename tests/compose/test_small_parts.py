@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import random
 import threading
 import time
@@ -69,8 +70,12 @@ def stream() -> io.StringIO:
 @pytest.fixture(autouse=True)
 def default_logging() -> Iterator[None]:
     """Logging is process-wide: put it back."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
     yield
     structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def test_text_logs_are_fields(stream: io.StringIO) -> None:

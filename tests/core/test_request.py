@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onepiece.core.request import (
+from onepiece.core.request import RequestTable
+from onepiece.core.request_events import (
     Accepted,
     Adopted,
     CancelAsked,
@@ -14,7 +15,6 @@ from onepiece.core.request import (
     Publish,
     ReleaseRetained,
     RequestBroke,
-    RequestTable,
     ResultArrived,
     Settled,
     StageReported,

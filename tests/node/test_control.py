@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,6 +6,7 @@ FUNCTION_LINES_MAX = 60
 MODULE_LINES_MAX = 500
 WORDS_ONLY = {
     "onepiece/core/placement_events.py": "placement.py has the theory",
+    "onepiece/core/request_events.py": "request.py has the theory",
     "onepiece/core/workers.py": "a helper of placement.py without decisions of its own",
 }
 """Core modules that hold only the words of another one, or helpers."""
