@@ -5,6 +5,8 @@ import pytest
 
 from tests.acceptance.node_set import NodeSet, live_sets, start_set
 
+TEST_SECONDS = 240
+"""More than each of a test's waits may take: those say what they waited for."""
 _HERE = Path(__file__).parent
 
 _WORKFLOWS = (
@@ -31,6 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.acceptance)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(TEST_SECONDS))
 
 
 @pytest.hookimpl(wrapper=True)

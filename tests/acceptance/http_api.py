@@ -12,7 +12,7 @@ from attrs import define, field
 from onepiece.codec import VALUE_CONTENT_TYPE, value_from_bytes
 
 FINAL_STATES: Final = frozenset({"finished", "failed", "cancelled"})
-END_SECONDS: Final = 40.0
+END_SECONDS: Final = 90.0
 
 
 @define(eq=False)
