@@ -7,7 +7,7 @@ through one ring; while it is full, the stages that produce results wait, which 
 import asyncio
 from typing import Any, Final
 
-from onepiece.codec import CodecError, materialise, unpack
+from onepiece.codec import CodecError, Wire, WireBytes, unpack
 from onepiece.errors import OnePieceError
 from onepiece.limits import RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
@@ -24,8 +24,7 @@ from onepiece.messages import (
 from onepiece.node.control import ControlService
 from onepiece.runtime.environment import Environment
 from onepiece.store import PutOutcome, ResultStore
-from onepiece.types import BYTES
-from transports import Delivery, Geometry, Receiver, open_receiver
+from transports import Bytes, Delivery, Geometry, Receiver, open_receiver
 
 _EXPIRE_SECONDS: Final = 5.0
 _SLOTS: Final = 1024
@@ -39,10 +38,12 @@ class StoreService:
         self._env = env
         self._tasks = tasks
 
-    def attach(self, control: ControlService) -> None:
-        """Answer reads and purges that come as control messages."""
+    def start(self, control: ControlService) -> None:
+        """Take in results, and answer reads and purges that come as control messages."""
         control.on(ReadResult, self._on_read)
         control.on(PurgeResult, self._on_purge)
+        self._tasks.create_task(self.serve(), name="result store")
+        self._tasks.create_task(self.expire(), name="result expiry")
 
     def _on_read(self, ask: ReadResult) -> None:
         self._tasks.create_task(self._answer(ask))
@@ -68,19 +69,18 @@ class StoreService:
                 get_logger().warning("store_expire_failed", error=str(error))
 
     async def _take(self, inbox: Receiver, delivery: Delivery) -> None:
+        """Write a result straight out of the ring, whose bytes are given back when it is stored."""
         try:
             if delivery.kind != KIND_RESULT:
                 raise CodecError(f"a message of kind {delivery.kind} came to the result store")
             unpacked = unpack(delivery.payload, ResultInput)
-            value = materialise(unpacked.values["value"], BYTES, "cpu")
-        except (CodecError, KeyError) as error:
+            await self.put(unpacked.header, _bytes_of(unpacked.values.get("value")))
+        except CodecError as error:
             get_logger().warning("message_refused", region=STORE_REGION, error=repr(error))
-            return
         finally:
             inbox.release(delivery)
-        await self.put(unpacked.header, value)
 
-    async def put(self, header: ResultInput, value: bytes) -> None:
+    async def put(self, header: ResultInput, value: Bytes) -> None:
         """Store a result and tell its owner how it went."""
         try:
             outcome = await self._store.put(
@@ -128,3 +128,12 @@ class StoreService:
             get_logger().error("store_failed", exc_info=error)
             error = OnePieceError(f"the result store of {self._env.node_id} failed; its log has the cause")
         return error.to_wire()
+
+
+def _bytes_of(value: Wire) -> Bytes:
+    """The bytes of a received result, where they lie."""
+    if isinstance(value, WireBytes):
+        return value.buffer
+    if isinstance(value, bytes):
+        return value
+    raise CodecError(f"a result that is a {type(value).__name__} where bytes are wanted")
