@@ -183,10 +183,7 @@ async def _compose(
     if host is not None:
         host.attach(control)
     if store is not None:
-        service = StoreService(store, env, tasks)
-        service.attach(control)
-        tasks.create_task(service.serve(), name="result store")
-        tasks.create_task(service.expire(), name="result expiry")
+        StoreService(store, env, tasks).start(control)
     if "manager" in options.roles:
         assert state_dir is not None
         opening = ManagerService.open(options, env.outbox, imports, state_dir)
@@ -194,7 +191,6 @@ async def _compose(
         manager.attach(control)
         if proxy is not None:
             proxy.heartbeat_ages = manager.heartbeat_ages
-        tasks.create_task(manager.run(), name="manager")
     opened: asyncio.Future[Receiver] = asyncio.get_running_loop().create_future()
     tasks.create_task(control.serve(listener, opened), name="control ring")
     await opened
