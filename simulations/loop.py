@@ -34,7 +34,7 @@ _Arguments = TypeVarTuple("_Arguments")
 _ExceptionHandler = Callable[[dict[str, Any]], None]
 
 STEPS_AT_ONE_MOMENT_MAX: Final = 500_000
-SECONDS_MAX: Final = 3000.0
+SECONDS_MAX: Final = 1500.0
 """Of the world's time; what takes longer never ends."""
 
 _SERIALS: Final = itertools.count()

@@ -136,7 +136,6 @@ class Faults:
         await machine.ended()
         is_wiped = self._rng.random() < 0.3 and machine is not self._machines[0]
         await self._last(15.0, end)
-        await machine.ended()
         if is_wiped and machine.is_down and self._disks.may_wipe(machine.disk):
             self._trace.tell(machine.name, "gets a new disk")
             self.losses.wipes += 1

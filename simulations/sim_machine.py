@@ -99,6 +99,7 @@ class SimMachine:
         self._host = world.network.host(self.name)
         self._life: _Life | None = None
         self._restarts = False
+        self._is_closed = False
         self._ended = asyncio.Event()
         self._ended.set()
         self._background = Background(self._failed)
@@ -130,8 +131,11 @@ class SimMachine:
     # --- life and death ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start a node, if none runs."""
+        """Start a node, if none runs; behind the last one if that is just ending."""
+        if self._is_closed:
+            return
         if self._life is not None:
+            self._restarts = self._life.is_dead
             return
         self.lives += 1
         process = self._world.loop.add_process(f"{self.name}/{self.lives}", self._world.rng.random() * 1e5)
@@ -175,7 +179,7 @@ class SimMachine:
         self._ended.set()
         if self._restarts:
             self._restarts = False
-            self._world.loop.at(loop.now + RESTART_SECONDS, self.start)
+            self.start()
 
     def stop(self) -> None:
         """Have the node drain and leave."""
@@ -200,7 +204,7 @@ class SimMachine:
     def _kill_by_stage(self) -> None:
         """A stage has taken its process along; somebody starts another one soon."""
         self.kill(why="a stage has ended its process", silently=False)
-        self._restarts = True
+        self._world.loop.at(self._world.loop.now + RESTART_SECONDS, self.start)
 
     def _cut_off(self, life: _Life) -> None:
         life.is_dead = True
@@ -214,7 +218,8 @@ class SimMachine:
         await self._ended.wait()
 
     async def close(self) -> None:
-        """End whatever runs here."""
+        """End whatever runs here, for good."""
+        self._is_closed = True
         self.kill(why="the run is over", silently=False)
         await self.ended()
         await self._background.stop()

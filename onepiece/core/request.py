@@ -216,6 +216,10 @@ class RequestTable:
         newest = heapq.nlargest(limit, wanted, key=lambda record: (record.accepted_at, record.uid))
         return [record.status for record in newest]
 
+    def is_known(self, uid: str) -> bool:
+        """The request is known here, whether or not it has ended."""
+        return uid in self._live or uid in self._ended
+
     def is_live(self, uid: str) -> bool:
         """The request is known and has not ended."""
         return uid in self._live

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from onepiece.core.request import RequestTable
-from onepiece.core.routing import rendezvous
 from onepiece.errors import OnePieceError
-from onepiece.messages import CONTROL_REGION, AskEnded, ReleaseRequests
+from onepiece.messages import AskEnded, ReleaseRequests
 from onepiece.node.control import ControlService
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.runtime.environment import Environment
@@ -51,19 +50,10 @@ class Leftovers:
         old = [uid for uid, asked_at in self._asked_at.items() if now >= asked_at + OLD_SECONDS][:ASK_MAX]
         by_address: dict[str, list[str]] = {}
         for uid in old:
-            address = self._whom_to_ask(uid, self._env.owners.get(uid, held[uid]))
-            if address is not None:
-                self._asked_at[uid] = now
-                by_address.setdefault(address, []).append(uid)
+            self._asked_at[uid] = now
+            by_address.setdefault(self._env.owner_of(uid, held[uid]), []).append(uid)
         for address, uids in by_address.items():
             self._env.outbox.post(address, AskEnded(self._env.control_address, tuple(uids)))
-
-    def _whom_to_ask(self, uid: str, owner: str) -> str | None:
-        proxies = {node.node_id: node for node in self._env.routes.table.nodes if "proxy" in node.roles}
-        addresses = {name: f"{node.address}/{CONTROL_REGION}" for name, node in proxies.items()}
-        if owner in addresses.values():
-            return owner
-        return addresses[rendezvous(uid, addresses)] if addresses else None
 
 
 class EndedRequests:

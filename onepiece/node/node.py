@@ -267,7 +267,7 @@ async def _join(
     if proxy is not None:
         proxy.attach(control)
         tasks.create_task(proxy.owner.tick(), name="deadlines")
-        tasks.create_task(proxy.owner.adopt_orphans(), name="adoption")
+        tasks.create_task(proxy.owner.adopter.run(), name="adoption")
     tasks.create_task(member.follow_routes(), name="routes")
     tasks.create_task(member.beat(), name="heartbeats")
 

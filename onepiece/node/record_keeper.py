@@ -121,22 +121,26 @@ class RecordKeeper:
 
     async def orphans(self, living: Sequence[str]) -> dict[str, RequestRecord]:
         """Records whose owner is not among the ``living``, by UID; of several copies the newest."""
-        found: dict[str, RequestRecord] = {}
-        for node in self.stores().values():
+
+        async def ask(node: NodeRoute) -> Sequence[RequestRecord]:
             address = f"{node.address}/{CONTROL_REGION}"
             try:
                 listed = await self._calls.ask(
                     OrphansListed,
-                    lambda call, address=address: self._env.outbox.post(  # type: ignore[misc]  # lambda with defaults
+                    lambda call: self._env.outbox.post(
                         address, ListOrphans(call, self._env.control_address, tuple(living), _ORPHANS_MAX)
                     ),
                     what=f"{node.node_id} was asked for orphaned requests",
-                    timeout_seconds=_KEEP_SECONDS,
+                    timeout_seconds=_FIND_SECONDS,
                 )
             except NodeUnreachable as error:
                 get_logger().warning("orphans_unknown", node=node.node_id, error=error.message)
-                continue
-            for record in listed.records:
+                return ()
+            return listed.records
+
+        found: dict[str, RequestRecord] = {}
+        for records in await asyncio.gather(*map(ask, self.stores().values())):
+            for record in records:
                 known = found.get(record.uid)
                 if known is None or known.adoptions < record.adoptions:
                     found[record.uid] = record
@@ -166,7 +170,8 @@ class RecordKeeper:
         answers = await asyncio.gather(*map(ask, stores.values()), return_exceptions=True)
         records = [answer for answer in answers if isinstance(answer, RequestRecord)]
         if records:
-            return max(records, key=lambda record: record.adoptions)
+            # Of two proxies that took it over at once, each in one place, all name the same one.
+            return max(records, key=lambda record: (record.adoptions, record.owner_life))
         for answer in answers:
             if isinstance(answer, NodeUnreachable):
                 raise NotReady(f"who owns request {uid} is not known: {answer.message}", uid=uid) from answer
@@ -179,8 +184,8 @@ class RecordKeeper:
 
         ``record`` names the new owner. Every node that answers must grant it.
         """
-        granted = False
-        for node in self.stores().values():
+
+        async def ask(node: NodeRoute) -> bool | None:
             address = f"{node.address}/{CONTROL_REGION}"
             order = TakeOver(
                 0, self._env.control_address, record.uid, record.owner, record.owner_life, record.adoptions
@@ -188,18 +193,16 @@ class RecordKeeper:
             try:
                 taken = await self._calls.ask(
                     TakenOver,
-                    lambda call, address=address, order=order: self._env.outbox.post(  # type: ignore[misc]  # lambda with defaults
-                        address, evolve(order, call=call)
-                    ),
+                    lambda call: self._env.outbox.post(address, evolve(order, call=call)),
                     what=f"{node.node_id} was asked to pass on request {record.uid}",
-                    timeout_seconds=_KEEP_SECONDS,
+                    timeout_seconds=_FIND_SECONDS,
                 )
             except NodeUnreachable:
-                continue
-            if not taken.granted:
-                return False
-            granted = True
-        return granted
+                return None
+            return taken.granted
+
+        answers = await asyncio.gather(*map(ask, self.stores().values()))
+        return True in answers and False not in answers
 
     async def body(self, uid: str) -> bytes:
         """The packed inputs of a record; raises ``UnknownRequest`` if no store node has it."""

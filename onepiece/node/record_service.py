@@ -93,7 +93,8 @@ class RecordService:
         except OnePieceError as error:
             get_logger().warning("record_not_passed_on", request=ask.uid, error=error.message)
             granted = False
-        self._env.owners[ask.uid] = ask.owner
+        if granted:
+            self._env.owners[ask.uid] = ask.owner
         self._env.outbox.post(ask.reply_to, TakenOver(ask.call, ask.uid, granted))
 
     async def _read(self, ask: ReadRecord) -> None:

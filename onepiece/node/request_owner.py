@@ -1,16 +1,17 @@
 """The requests that this proxy owns: carries out what ``RequestTable`` decides about them.
 
 It sends inputs, asks nodes to send what they retain, tells followers what happens, tells nodes to stop
-or let go of requests that have ended, and adopts the requests of owners that died. It decides nothing.
+or let go of requests that have ended. It decides nothing. ``Adopter`` finds it requests of owners that
+died, ``Misdirected`` passes on what others own.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
-from onepiece.codec import CodecError, decode_control, materialise, unpack
+from onepiece.codec import CodecError, decode_control
 from onepiece.core.admission import RequestBudget
 from onepiece.core.request import RequestTable
 from onepiece.core.request_events import (
@@ -33,8 +34,7 @@ from onepiece.core.request_events import (
     Tick,
 )
 from onepiece.core.request_record import Holding, Plan, Resend, RestoreCheckpoint, Sending, SendInputs
-from onepiece.core.routing import rendezvous
-from onepiece.errors import OnePieceError, Overloaded, UnknownRequest
+from onepiece.errors import NotReady, OnePieceError, Overloaded
 from onepiece.graph import FromStage, WorkflowGraph
 from onepiece.limits import (
     EVENTS_PER_REQUEST_MAX,
@@ -59,19 +59,20 @@ from onepiece.messages import (
     StopRequest,
     StoreFailure,
 )
+from onepiece.node.adoption import Adopter
 from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
+from onepiece.node.misdirected import Misdirected
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.result_reader import ResultReader
-from onepiece.record_messages import AdoptRequests, RequestRecord, RequestsHeld
+from onepiece.record_messages import RequestRecord, RequestsHeld
 from onepiece.requests import EventKind, RequestEvent, RequestStatus
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
 from onepiece.runtime.result_targets import input_targets
 
 _TICK_SECONDS: Final = 0.25
-_SCAN_SECONDS: Final = 2.0
-_HELD_SECONDS: Final = 3.0
+_STALL_SECONDS: Final = 1.5
 
 
 @define(eq=False)
@@ -115,25 +116,49 @@ class RequestOwner:
         self._owned: dict[str, _Owned] = {}
         self._followers: dict[str, set[_Follower]] = {}
         self._settled = asyncio.Event()
-        self._scan = asyncio.Event()
+        self._misdirected = Misdirected(env, tasks, records)
+        self.adopter = Adopter(
+            env,
+            table=self._table,
+            records=records,
+            results=results,
+            calls=calls,
+            own=self._adopt,
+            handle=self._on_message,
+        )
+        self._handlers: Mapping[type, Callable[[Any], None]] = {
+            StageReport: self._on_report,
+            StageProgress: self._on_progress,
+            RequestErrored: self._on_errored,
+            ResultStored: self._on_stored,
+            OutputHeaded: lambda message: self._handle(Headed(message.uid, message.heading)),
+            OutputNotHeld: self._on_not_held,
+            StageWasLost: self._on_lost,
+        }
 
     def attach(self, control: ControlService) -> None:
         """Receive what actors, retaining nodes and stores report."""
         control.on(StageReports, self._on_reports)
-        control.on(StageReport, self._on_report)
-        control.on(StageProgress, self._on_progress)
-        control.on(RequestErrored, self._on_errored)
-        control.on(ResultStored, self._on_stored)
-        control.on(OutputHeaded, lambda message: self._handle(Headed(message.uid, message.heading)))
-        control.on(OutputNotHeld, self._on_not_held)
-        control.on(StageWasLost, self._on_lost)
+        for kind in self._handlers:
+            control.on(kind, self._on_message)
         self._calls.answered_by(control, RequestsHeld)
 
     async def tick(self) -> None:
-        """End what is past its deadline, until cancelled."""
+        """End what is past its deadline, until cancelled.
+
+        Not at once after this process stood still: it may have been declared dead meanwhile, and then it
+        has no say in how the requests end that others have adopted. It hears of that very soon.
+        """
+        clock = self._env.monotonic
+        looked_at, trusted_at = clock(), clock()
         while True:
             await asyncio.sleep(_TICK_SECONDS)
-            self._handle(Tick())
+            now = clock()
+            if now > looked_at + _TICK_SECONDS + _STALL_SECONDS:
+                trusted_at = now + _STALL_SECONDS
+            looked_at = now
+            if now >= trusted_at:
+                self._handle(Tick())
 
     @property
     def table(self) -> RequestTable:
@@ -143,7 +168,7 @@ class RequestOwner:
     def nodes_died(self, lives: frozenset[str]) -> None:
         """Go on with what these nodes held, from what is retained elsewhere."""
         self._handle(NodesDied(lives))
-        self._scan.set()
+        self.adopter.look()
 
     def disown(self) -> None:
         """This node was declared dead: others may own its requests by now."""
@@ -151,6 +176,7 @@ class RequestOwner:
             self._budget.give_back(uid)
         self._table.disown()
         self._owned.clear()
+        self.adopter.forget()
         for followers in self._followers.values():
             for follower in followers:
                 follower.wake.set()
@@ -166,14 +192,35 @@ class RequestOwner:
     async def accept(self, graph: WorkflowGraph, record: RequestRecord, inputs: Mapping[str, Any]) -> str:
         """Keep a request's record and start it; returns the UID that its key stands for.
 
-        Raises what ``RecordKeeper.keep`` raises; nothing is accepted then. If the caller is cancelled
-        while the record is kept, the request is adopted by some proxy later, or its deadline passes.
+        Raises what ``RecordKeeper.keep`` raises. If it does, or if the caller is cancelled, the record may
+        be there all the same; then this proxy, or another one, drives the request soon.
         """
-        uid = await self._records.keep(record, dict(inputs))
+        try:
+            uid = await self._records.keep(record, dict(inputs))
+        except BaseException:
+            self.adopter.doubt(record.uid)
+            raise
         if uid == record.uid:
+            if record.owner_life != self._env.identity.life:
+                raise NotReady(
+                    f"{self._env.node_id} was declared dead while it accepted request {uid}; submit it again "
+                    "with the same key",
+                    uid=uid,
+                )
             self._own(graph, record, inputs)
             self._handle(_accepted(graph, record))
         return uid
+
+    def _adopt(
+        self,
+        graph: WorkflowGraph,
+        record: RequestRecord,
+        inputs: Mapping[str, Any],
+        holdings: tuple[Holding, ...],
+    ) -> None:
+        self._own(graph, record, inputs)
+        accepted = _accepted(graph, record)
+        self._handle(Adopted(accepted, record.accepted_at, record.adoptions, holdings))
 
     def _own(self, graph: WorkflowGraph, record: RequestRecord, inputs: Mapping[str, Any]) -> None:
         header = StageInput(
@@ -232,17 +279,23 @@ class RequestOwner:
 
     def _on_reports(self, message: StageReports) -> None:
         for uid, body in message.reports:
-            if not self._table.is_live(uid):
+            if self._table.is_known(uid) and not self._table.is_live(uid):
                 continue  # it ended before this could be told
             try:
                 report = decode_control(body)
             except CodecError as error:
                 get_logger().warning("report_refused", uid=uid, error=error.message)
                 continue
-            if isinstance(report, StageReport):
-                self._on_report(report)
-            elif isinstance(report, StageProgress):
-                self._on_progress(report)
+            if isinstance(report, StageReport | StageProgress):
+                self._on_message(report)
+
+    def _on_message(self, message: Any) -> None:
+        """Handle word of a request that this proxy owns; see to it that others hear of theirs."""
+        uid: str = message.uid
+        if self._table.is_known(uid):
+            self._handlers[type(message)](message)
+        elif not self.adopter.hold_back(uid, message) and not isinstance(message, StageProgress):
+            self._misdirected.pass_on(uid, message)
 
     def _on_report(self, report: StageReport) -> None:
         """Tell apart what a report says; the table leaves out what it knows already."""
@@ -320,6 +373,8 @@ class RequestOwner:
                 if owned is not None:
                     self._keep_failure(uid)
                     self._records.drop(uid, owned.record.key)
+                    if owned.record.adoptions:  # every node was told who owns it
+                        self._broadcast(ReleaseRequests((uid,)))
                 self._settled.set()
             case StopStages(uid, reason):
                 self._broadcast(StopRequest(uid, reason))
@@ -375,100 +430,9 @@ class RequestOwner:
             nodes = self._records.holders(sending.uid)[:1]
         if nodes:
             self._env.outbox.post(f"{nodes[0].address}/{CONTROL_REGION}", ask)
-
-    # --- adoption ------------------------------------------------------------------------------
-
-    async def adopt_orphans(self) -> None:
-        """Take over requests whose owner died, again and again until cancelled.
-
-        An owner counts as dead if it was missing at two looks in a row: a proxy that has just joined may
-        be in the stores' records before it is in this node's routes.
-        """
-        suspected: set[str] = set()
-        while True:
-            try:
-                async with asyncio.timeout(_SCAN_SECONDS):
-                    await self._scan.wait()
-            except TimeoutError:
-                pass
-            self._scan.clear()
-            proxies = {node.node_id: node for node in self._env.routes.table.nodes if "proxy" in node.roles}
-            if self._env.node_id not in proxies:
-                continue
-            living = sorted({node.life for node in proxies.values()} | {self._env.identity.life})
-            found = await self._records.orphans(living)
-            mine = [each for uid, each in found.items() if rendezvous(uid, proxies) == self._env.node_id]
-            for record in mine:
-                if record.uid in suspected and record.workflow in self._env.routes.graphs:
-                    await self._adopt(record)
-            suspected = {record.uid for record in mine}
-
-    async def _adopt(self, record: RequestRecord) -> None:
-        uid = record.uid
-        record = evolve(
-            record,
-            owner=self._env.control_address,
-            owner_life=self._env.identity.life,
-            adoptions=record.adoptions + 1,
-        )
-        try:
-            if await self._has_result(uid):
-                self._records.drop(uid, record.key)
-                self._broadcast(ReleaseRequests((uid,)))
-                return
-            if not await self._records.take_over(record):
-                return
-            body = memoryview(await self._records.body(uid))
-            graph = self._env.routes.graphs[record.workflow]
-            values = unpack(body, RequestRecord).values
-            types = {parameter.name: parameter.type for parameter in graph.inputs}
-            inputs = {name: materialise(value, types[name]) for name, value in values.items()}
-        except OnePieceError as error:
-            get_logger().warning("request_not_adopted", request=uid, error=error.message)
-            return
-        held = await self._who_holds(uid)
-        get_logger().info("request_adopted", request=uid, workflow=record.workflow, held=len(held))
-        try:
-            self._table.status(uid)
-        except UnknownRequest:
-            self._own(graph, record, inputs)
-            accepted = _accepted(graph, record)
-            self._handle(Adopted(accepted, record.accepted_at, record.adoptions, tuple(held)))
-
-    async def _has_result(self, uid: str) -> bool:
-        try:
-            await self._results.open(uid)
-        except OnePieceError as error:
-            return not isinstance(error, UnknownRequest)
-        return True
-
-    async def _who_holds(self, uid: str) -> list[Holding]:
-        """Ask every living node what it has of a request, and to report to this owner from now on."""
-
-        async def ask(address: str, name: str) -> RequestsHeld | None:
-            try:
-                return await self._calls.ask(
-                    RequestsHeld,
-                    lambda call: self._env.outbox.post(
-                        address, AdoptRequests(call, self._env.control_address, (uid,))
-                    ),
-                    what=f"{name} was asked what it has of request {uid}",
-                    timeout_seconds=_HELD_SECONDS,
-                )
-            except OnePieceError:
-                return None  # it is dying; what it has is lost with it
-
-        nodes = self._env.routes.table.nodes
-        answers = await asyncio.gather(
-            *(ask(f"{node.address}/{CONTROL_REGION}", node.node_id) for node in nodes)
-        )
-        return [
-            Holding(answer.life, each.active, each.retained)
-            for answer in answers
-            if answer is not None
-            for each in answer.held
-            if each.uid == uid
-        ]
+        elif isinstance(sending, Resend):  # it has gone, and so has what it retained
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._handle, OutputMissing(sending.uid, sending.source, sending.target))
 
 
 def _accepted(graph: WorkflowGraph, record: RequestRecord) -> Accepted:

@@ -136,7 +136,7 @@ class StoreService:
             errored = RequestErrored(header.uid, None, self._env.node_id, self._wire_of(error))
             self._env.break_request(header.owner, errored)
             return
-        owner = self._env.owners.get(header.uid, header.owner)
+        owner = self._env.owner_of(header.uid, header.owner)
         if header.retained_by is not None:
             self._env.outbox.post(
                 header.retained_by,

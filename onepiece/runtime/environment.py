@@ -11,15 +11,16 @@ from typing import Final, Protocol
 
 from attrs import field, frozen
 
-from onepiece.core.routing import RouteEpoch, RouteTable, life_of
+from onepiece.core.routing import RouteEpoch, RouteTable, life_of, rendezvous
 from onepiece.graph import WorkflowGraph
-from onepiece.messages import RequestErrored
+from onepiece.messages import CONTROL_REGION, RequestErrored
 from onepiece.runtime.outbox import Outbox
 from onepiece.runtime.reports import Report
 from onepiece.runtime.retainer import Retainer
 from transports import Address, Geometry, Leniency, Listener, Receiver, open_receiver
 
 _REFUSED_MAX: Final = 1024
+_ADOPTED_MAX: Final = 16_384
 
 
 class Routes:
@@ -28,6 +29,8 @@ class Routes:
     def __init__(self) -> None:
         self.table = RouteTable(RouteEpoch(0, 0))
         self.graphs: Mapping[str, WorkflowGraph] = {}
+        self.proxies: Mapping[str, str] = {}
+        """Control address of each living proxy, by name."""
         self.unusable: Mapping[str, str] = {}
         """Registered workflows that this node cannot use, and why: it has another version, for example."""
         self._changed = asyncio.Event()
@@ -37,6 +40,9 @@ class Routes:
     ) -> None:
         """Take a newer table and wake who waits."""
         self.table = table
+        self.proxies = {
+            node.node_id: f"{node.address}/{CONTROL_REGION}" for node in table.nodes if "proxy" in node.roles
+        }
         self.graphs = graphs
         self.unusable = unusable
         self._changed.set()
@@ -109,6 +115,18 @@ class Identity:
         return life_of(self.node_id, self.incarnation)
 
 
+class AdoptedRequests(OrderedDict[str, str]):
+    """Owners of adopted requests by UID, bounded: of too many the oldest are forgotten.
+
+    Word about those then goes to the owner that their inputs name, or to a proxy that passes it on.
+    """
+
+    def __setitem__(self, uid: str, owner: str) -> None:
+        super().__setitem__(uid, owner)
+        if len(self) > _ADOPTED_MAX:
+            self.popitem(last=False)
+
+
 @frozen
 class Environment:
     """The node as its actors see it."""
@@ -125,7 +143,7 @@ class Environment:
     on_change: Callable[[], None]
     """Called when an actor's state changes, so that the manager hears of it at once."""
     retainer: Retainer
-    owners: dict[str, str] = field(factory=dict)
+    owners: AdoptedRequests = field(factory=AdoptedRequests)
     """Control address of the owner of requests that have been adopted, by UID."""
     now: Clock = time.time
     """What deadlines and headers are written in."""
@@ -144,9 +162,20 @@ class Environment:
         """This node's name."""
         return self.identity.node_id
 
+    def owner_of(self, uid: str, named: str) -> str:
+        """Whom to tell about a request; ``named`` is who owned it when its work came here.
+
+        If that one is gone it is the proxy that adopts the request, or will know who has.
+        """
+        owner = self.owners.get(uid, named)
+        proxies = self.routes.proxies
+        if not proxies or owner in proxies.values():
+            return owner
+        return proxies[rendezvous(uid, proxies)]
+
     def report(self, owner: str, report: Report) -> None:
         """Tell a request's owner how a stage gets on; never waits."""
-        self.outbox.report(self.owners.get(report.uid, owner), report)
+        self.outbox.report(self.owner_of(report.uid, owner), report)
 
     def break_request(self, owner: str, error: RequestErrored) -> None:
         """Tell a request's owner that it cannot go on."""
@@ -154,4 +183,4 @@ class Environment:
 
     def tell_owner(self, uid: str, owner: str, message: object) -> None:
         """Tell whoever owns a request now; ``owner`` is who did when its work came here."""
-        self.outbox.post(self.owners.get(uid, owner), message)
+        self.outbox.post(self.owner_of(uid, owner), message)

@@ -1,6 +1,6 @@
 """What comes into an actor's inbox: taken in once, and sent on if it is wanted elsewhere.
 
-A message becomes (a part of) a job for the RequestScheduler, unless
+A message becomes (a part of) a stage task for the RequestScheduler, unless
 
 * its request has ended, is late, or cannot run here: then the owner is told why;
 * its stage is here already. What was lost on its way is sent again, sometimes although it had arrived:
@@ -26,7 +26,7 @@ from onepiece.limits import STOPPED_UIDS_MAX, WORKFLOW_PATIENCE_SECONDS
 from onepiece.log import get_logger
 from onepiece.messages import KIND_STAGE_INPUT, OutputHeaded, StageInput, StageWasLost, split_attempt
 from onepiece.runtime.environment import Environment
-from onepiece.runtime.request_scheduler import Held, Job, RequestScheduler
+from onepiece.runtime.request_scheduler import Held, RequestScheduler, StageTask
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
 from onepiece.runtime.result_targets import StageTarget
 from onepiece.runtime.signal import Signal
@@ -71,7 +71,7 @@ class Intake:
             delivery = await inbox.receive()
             self.in_hand += 1
             try:
-                job = await self._take(inbox, delivery)
+                stage_task = await self._take(inbox, delivery)
             except OnePieceError as error:
                 inbox.release(delivery)
                 get_logger().warning("message_refused", stage=self.stage, error=str(error))
@@ -79,8 +79,8 @@ class Intake:
             finally:
                 self.in_hand -= 1
             self.work.notify()
-            if job is not None:
-                self.env.report(job.header.owner, self.reporter.report_of(job))
+            if stage_task is not None:
+                self.env.report(stage_task.header.owner, self.reporter.report_of(stage_task))
 
     def stop(self, uid: str, reason: OnePieceError) -> None:
         """Take in nothing more of a request."""
@@ -89,22 +89,24 @@ class Intake:
         if len(self._stopped) > STOPPED_UIDS_MAX:
             self._stopped.popitem(last=False)
 
-    def done(self, job: Job) -> None:
+    def done(self, stage_task: StageTask) -> None:
         """A stage of a request has run here: a repeat of its inputs need not run again."""
-        self._done[job.uid, job.node] = job.attempt
+        self._done[stage_task.uid, stage_task.node] = stage_task.attempt
         if len(self._done) > STOPPED_UIDS_MAX:
             self._done.popitem(last=False)
 
     def forward_joins(self) -> None:
         """Routes have changed: inputs that meet elsewhere now are sent there."""
-        for job in self.scheduler.joins():
-            met = self._meeting_point(job)
+        for stage_task in self.scheduler.joins():
+            met = self._meeting_point(stage_task)
             if met is not None and met.actor_id != self.actor_id and met.address:
                 assert self._tasks is not None, "an actor that does not serve holds nothing"
-                self.scheduler.take_join(job)
-                self._tasks.create_task(self._forward(job), name=f"forward {job.uid}/{job.node}")
+                self.scheduler.take_join(stage_task)
+                self._tasks.create_task(
+                    self._forward(stage_task), name=f"forward {stage_task.uid}/{stage_task.node}"
+                )
 
-    async def _take(self, inbox: Receiver, delivery: Delivery) -> Job | None:
+    async def _take(self, inbox: Receiver, delivery: Delivery) -> StageTask | None:
         if delivery.kind != KIND_STAGE_INPUT:
             raise CodecError(f"a message of kind {delivery.kind} came to the inbox of {self.stage}")
         payload, attempt = split_attempt(delivery.payload)
@@ -192,26 +194,30 @@ class Intake:
         else:
             self.reporter.done_again(header, heading)
 
-    async def _forward(self, job: Job) -> None:
+    async def _forward(self, stage_task: StageTask) -> None:
         """Send on the inputs of a join, and tell the owner where they are now, or that they are lost."""
         letters = {}
-        for source, held in job.held.items():
+        for source, held in stage_task.held.items():
             target = StageTarget(held.header, self.stage, {})
             letters[source] = Letter(target, [held.payload], held.attempt)
         news: OutputHeaded | StageWasLost
         self.in_hand += 1
         try:
             heading = await ResultDeliver(self.env).deliver(letters)
-            news = OutputHeaded(job.uid, {job.node: next(iter(heading.values()))})
+            news = OutputHeaded(stage_task.uid, {stage_task.node: next(iter(heading.values()))})
         except OnePieceError as error:
-            get_logger().warning("join_not_forwarded", request=job.uid, stage=job.node, error=error.message)
-            news = StageWasLost(job.uid, job.node, self.env.identity.life)
+            get_logger().warning(
+                "join_not_forwarded", request=stage_task.uid, stage=stage_task.node, error=error.message
+            )
+            news = StageWasLost(stage_task.uid, stage_task.node, self.env.identity.life)
         finally:
             self.in_hand -= 1
             self.work.notify()
-        self.env.tell_owner(job.uid, job.header.owner, news)
+        self.env.tell_owner(stage_task.uid, stage_task.header.owner, news)
 
-    def _meeting_point(self, job: Job) -> ActorRoute | None:
+    def _meeting_point(self, stage_task: StageTask) -> ActorRoute | None:
         table = self.env.routes.table
-        named = table.actor(job.header.joins.get(job.node, -1))
-        return named if named is not None and named.address else table.meeting_point(self.stage, job.uid)
+        named = table.actor(stage_task.header.joins.get(stage_task.node, -1))
+        return (
+            named if named is not None and named.address else table.meeting_point(self.stage, stage_task.uid)
+        )

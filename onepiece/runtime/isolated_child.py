@@ -52,7 +52,7 @@ from onepiece.runtime.isolated_channel import (
     map_in,
 )
 from onepiece.runtime.loaded_stage import LoadedStage
-from onepiece.runtime.request_scheduler import Held, Job
+from onepiece.runtime.request_scheduler import Held, StageTask
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
 from onepiece.stage import Stage
 from onepiece.workflow import Workflow
@@ -198,10 +198,12 @@ class _Helper:
         def package(value: Any, compute_seconds: float) -> Outgoing:
             return self.channel.prepare(IsolatedReturn(call.number, compute_seconds), {"value": value})
 
-        job = _as_work(received, call)
+        stage_task = _as_work(received, call)
         del received
         try:
-            outcome = await TaskWorker(self.stage, self.threads).execute(job, context, package, _nothing)
+            outcome = await TaskWorker(self.stage, self.threads).execute(
+                stage_task, context, package, _nothing
+            )
         finally:
             del self.running[call.number]
         self.reports.finish(call.number)
@@ -247,7 +249,7 @@ def _context(
     )
 
 
-def _as_work(received: Received, call: IsolatedCall) -> Job:
+def _as_work(received: Received, call: IsolatedCall) -> StageTask:
     """The call as the runtime knows it in a node: all inputs from one source."""
     now = time.time()
     header = StageInput(call.uid, "", call.stage, INPUTS, "", now, call.deadline_at, now)
@@ -257,7 +259,7 @@ def _as_work(received: Received, call: IsolatedCall) -> Job:
         held.payload = memoryview(b"")  # the last to refer to the memory that the node has shared
 
     held = Held(header, received.values, received.body, now, call.attempt, release)
-    return Job(call.uid, "", call.stage, frozenset({INPUTS}), {}, {INPUTS: held})
+    return StageTask(call.uid, "", call.stage, frozenset({INPUTS}), {}, {INPUTS: held})
 
 
 def _nothing(_: object) -> None:

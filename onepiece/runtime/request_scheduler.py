@@ -1,13 +1,13 @@
-"""RequestScheduler: which of an actor's waiting jobs runs next.
+"""RequestScheduler: which of an actor's waiting stage tasks runs next.
 
-A *job* is one graph node of one request with all its inputs. A stage with one source keeps its
-message where it arrived, in the inbox's ring, until a worker takes the job: the queue of waiting work
+A *stage task* is one graph node of one request with all its inputs. A stage with one source keeps its
+message where it arrived, in the inbox's ring, until a worker takes the stage task: the queue of waiting work
 *is* the ring, so that full means full and senders feel it. A stage with several sources cannot wait
 there: its first input would hold the ring's head while its last cannot come in. So inputs that wait
 for their siblings are copied out into memory with a budget of its own.
 
 Idle workers *pull* (Individual Mode, paper section 4.3). Workflows that share a stage take turns; in
-one workflow the job with the earliest arrival goes first. Nothing here waits or does I/O; time is an
+one workflow the stage task with the earliest arrival goes first. Nothing here waits or does I/O; time is an
 argument.
 """
 
@@ -42,7 +42,7 @@ class Held:
 
 
 @define(eq=False)
-class Job:
+class StageTask:
     """A graph node of a request; ready when every source has arrived."""
 
     uid: str
@@ -97,7 +97,7 @@ class Job:
 
 @define
 class RequestScheduler:
-    """The jobs of one actor.
+    """The stage tasks of one actor.
 
     Args:
         join_bytes_max: Bytes that inputs may use while they wait for their siblings.
@@ -105,14 +105,14 @@ class RequestScheduler:
 
     join_bytes_max: int
     join_bytes: int = 0
-    _joining: "OrderedDict[tuple[str, str], Job]" = field(factory=OrderedDict)
-    _ready: "OrderedDict[str, deque[Job]]" = field(factory=OrderedDict)
+    _joining: "OrderedDict[tuple[str, str], StageTask]" = field(factory=OrderedDict)
+    _ready: "OrderedDict[str, deque[StageTask]]" = field(factory=OrderedDict)
     _queued: set[tuple[str, str]] = field(factory=set)
 
-    def add(self, node: GraphNode, sources: frozenset[str], held: Held) -> Job | None:
+    def add(self, node: GraphNode, sources: frozenset[str], held: Held) -> StageTask | None:
         """Take a message's values for a graph node that waits for ``sources``.
 
-        Returns the job once it is complete, and it is queued then.
+        Returns the stage task once it is complete, and it is queued then.
 
         A second message for the same source changes nothing and is released. Raises
         ``JoinBudgetExceeded`` if it must wait for siblings and there is no room; the message is
@@ -123,23 +123,25 @@ class RequestScheduler:
             held.release()
             raise CodecError(f"{header.node} of {header.workflow} takes nothing from {header.source!r}")
         key = (header.uid, header.node)
-        job = self._joining.get(key)
-        if job is None:
-            job = Job(header.uid, header.workflow, header.node, sources, _constants(node))
-        elif header.source in job.held:
+        stage_task = self._joining.get(key)
+        if stage_task is None:
+            stage_task = StageTask(header.uid, header.workflow, header.node, sources, _constants(node))
+        elif header.source in stage_task.held:
             held.release()
             return None
-        if len(job.held) + 1 < len(sources):
+        if len(stage_task.held) + 1 < len(sources):
             held = self._copied_out(held)
-            self._joining[key] = job
-        job.held[header.source] = held
-        if not job.is_ready:
+            self._joining[key] = stage_task
+        stage_task.held[header.source] = held
+        if not stage_task.is_ready:
             return None
         if self._joining.pop(key, None) is not None:
-            self.join_bytes -= sum(h.length for source, h in job.held.items() if source != header.source)
-        self._ready.setdefault(job.workflow, deque()).append(job)
+            self.join_bytes -= sum(
+                h.length for source, h in stage_task.held.items() if source != header.source
+            )
+        self._ready.setdefault(stage_task.workflow, deque()).append(stage_task)
         self._queued.add(key)
-        return job
+        return stage_task
 
     def _copied_out(self, held: Held) -> Held:
         if self.join_bytes + held.length > self.join_bytes_max:
@@ -157,30 +159,30 @@ class RequestScheduler:
         unpacked = unpack(copy, StageInput)
         return Held(unpacked.header, unpacked.values, copy, held.arrived_at, held.attempt, _nothing)
 
-    def pull(self) -> Job | None:
-        """The next job to run, taking turns between workflows."""
+    def pull(self) -> StageTask | None:
+        """The next stage task to run, taking turns between workflows."""
         for workflow, queue in self._ready.items():
-            job = queue.popleft()
+            stage_task = queue.popleft()
             self._ready.move_to_end(workflow)
             if not queue:
                 del self._ready[workflow]
-            self._queued.discard((job.uid, job.node))
-            return job
+            self._queued.discard((stage_task.uid, stage_task.node))
+            return stage_task
         return None
 
-    def drop(self, uid: str) -> list[Job]:
-        """Take out everything of a request; the caller releases the jobs."""
-        dropped = [job for job in self._joining.values() if job.uid == uid]
-        for job in dropped:
-            del self._joining[job.uid, job.node]
-            self.join_bytes -= sum(held.length for held in job.held.values())
+    def drop(self, uid: str) -> list[StageTask]:
+        """Take out everything of a request; the caller releases the stage tasks."""
+        dropped = [stage_task for stage_task in self._joining.values() if stage_task.uid == uid]
+        for stage_task in dropped:
+            del self._joining[stage_task.uid, stage_task.node]
+            self.join_bytes -= sum(held.length for held in stage_task.held.values())
         for workflow, queue in list(self._ready.items()):
-            gone = [job for job in queue if job.uid == uid]
+            gone = [stage_task for stage_task in queue if stage_task.uid == uid]
             if not gone:
                 continue
             dropped += gone
-            self._queued -= {(job.uid, job.node) for job in gone}
-            kept = deque(job for job in queue if job.uid != uid)
+            self._queued -= {(stage_task.uid, stage_task.node) for stage_task in gone}
+            kept = deque(stage_task for stage_task in queue if stage_task.uid != uid)
             if kept:
                 self._ready[workflow] = kept
             else:
@@ -191,24 +193,24 @@ class RequestScheduler:
         """Whether this graph node of the request has all it needs and waits for a worker."""
         return (uid, node) in self._queued
 
-    def joins(self) -> list[Job]:
-        """Jobs that wait for inputs."""
+    def joins(self) -> list[StageTask]:
+        """Stage tasks that wait for inputs."""
         return list(self._joining.values())
 
-    def take_join(self, job: Job) -> None:
-        """Take out a job whose inputs meet elsewhere now; the caller sends them on."""
-        del self._joining[job.uid, job.node]
-        self.join_bytes -= sum(held.length for held in job.held.values())
+    def take_join(self, stage_task: StageTask) -> None:
+        """Take out a stage task whose inputs meet elsewhere now; the caller sends them on."""
+        del self._joining[stage_task.uid, stage_task.node]
+        self.join_bytes -= sum(held.length for held in stage_task.held.values())
 
-    def overdue(self, now: float) -> list[Job]:
-        """Jobs whose deadline has passed; the caller drops their requests."""
-        return [job for job in self.all_jobs() if _is_overdue(job, now)]
+    def overdue(self, now: float) -> list[StageTask]:
+        """Stage tasks whose deadline has passed; the caller drops their requests."""
+        return [stage_task for stage_task in self.all_tasks() if _is_overdue(stage_task, now)]
 
     def uids(self) -> set[str]:
         """The requests with something here."""
-        return {job.uid for job in self.all_jobs()}
+        return {stage_task.uid for stage_task in self.all_tasks()}
 
-    def all_jobs(self) -> Iterable[Job]:
+    def all_tasks(self) -> Iterable[StageTask]:
         """Everything here."""
         yield from self._joining.values()
         for queue in self._ready.values():
@@ -216,17 +218,17 @@ class RequestScheduler:
 
     @property
     def queued(self) -> int:
-        """Complete jobs that wait for a worker."""
+        """Complete stage tasks that wait for a worker."""
         return sum(len(queue) for queue in self._ready.values())
 
     @property
     def joining(self) -> int:
-        """Jobs that wait for inputs."""
+        """Stage tasks that wait for inputs."""
         return len(self._joining)
 
 
-def _is_overdue(job: Job, now: float) -> bool:
-    deadline_at = job.header.deadline_at
+def _is_overdue(stage_task: StageTask, now: float) -> bool:
+    deadline_at = stage_task.header.deadline_at
     return deadline_at is not None and now >= deadline_at
 
 

@@ -13,7 +13,7 @@ it holds, and unloads (the rest of ``setup``).
     LOADING --setup done--> READY --drain--> DRAINING --idle--> (gone)
        |                      |  ^
        |                      |  +-- loaded anew
-       |                      +----- a job left the stage dirty, or its process died: LOADING
+       |                      +----- a stage task left the stage dirty, or its process died: LOADING
        +-- setup raised --> FAILED (stays, so that the manager learns why)
 
 Cancelling ``run`` stops at once: what is queued or runs is lost with the inbox.
@@ -49,7 +49,7 @@ from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.intake import Intake
 from onepiece.runtime.loaded_stage import LoadedStage
-from onepiece.runtime.request_scheduler import Job, RequestScheduler
+from onepiece.runtime.request_scheduler import RequestScheduler, StageTask
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
 from onepiece.runtime.result_targets import Target, targets_of
 from onepiece.runtime.signal import Signal
@@ -63,7 +63,7 @@ _SLOTS: Final = 1024
 
 @define(eq=False)
 class _Running:
-    job: Job
+    stage_task: StageTask
     context: RunningStage
     task: asyncio.Task[Any]
 
@@ -93,7 +93,7 @@ class StageActor:
     _intake: Intake = field(init=False)
     _reporter: StageReporter = field(init=False)
     _leaving: int = 0
-    """Jobs whose outputs are just being sent."""
+    """Stage tasks whose outputs are just being sent."""
     _is_ending: bool = False
     _work: Signal = field(factory=Signal)
     _drain: asyncio.Event = field(factory=asyncio.Event)
@@ -179,7 +179,7 @@ class StageActor:
             await asyncio.wait(workers)  # the stage is unloaded next: nothing may run on it any more
 
     def _stop_running(self) -> None:
-        """Ended with work in hand: a job that is cancelled is waited for, so its ``report`` has to raise."""
+        """Ended with work in hand: what is cancelled is waited for, so its ``report`` has to raise."""
         self._is_ending = True
         for running in self._running.values():
             uid = running.context.uid
@@ -218,9 +218,9 @@ class StageActor:
             await loaded.unload()
 
     async def _load_anew(self, broken: LoadedStage | None, tasks: asyncio.TaskGroup) -> None:
-        """A job left the stage in an unknown state: no further one runs before it is loaded again.
+        """A stage task left the stage in an unknown state: no further one runs before it is loaded again.
 
-        Several jobs may say so of the same life of the stage; it is loaded again once.
+        Several stage tasks may say so of the same life of the stage; it is loaded again once.
         """
         async with self._reload:
             if broken is None or self._loaded is not broken:
@@ -237,7 +237,7 @@ class StageActor:
         self._work.notify()
 
     async def _mend(self, tasks: asyncio.TaskGroup) -> None:
-        """Load a stage anew whose process ends, whether or not a job was there to see it."""
+        """Load a stage anew whose process ends, whether or not a stage task was there to see it."""
         while (loaded := self._loaded) is not None:
             await loaded.broken()
             await self._load_anew(loaded, tasks)
@@ -246,13 +246,13 @@ class StageActor:
         """The stage is gone for good: end what waits here; what comes later is refused on arrival."""
         error = self._not_loaded()
         for uid in self._scheduler.uids():
-            for job in self._scheduler.drop(uid):
-                self._reporter.broke(job.header, error)
-                job.release()
+            for stage_task in self._scheduler.drop(uid):
+                self._reporter.broke(stage_task.header, error)
+                stage_task.release()
 
     def _not_loaded(self) -> StageFailed:
         return StageFailed(
-            f"{self.stage.key} could not be loaded again on {self.env.node_id} after a job broke it: "
+            f"{self.stage.key} could not be loaded again on {self.env.node_id} after a request broke it: "
             f"{self.error}",
             stage=self.stage.key,
             node=self.env.node_id,
@@ -266,12 +266,19 @@ class StageActor:
 
     def held_work(self) -> list[StageInput]:
         """A header for each stage of a request that is here and not done."""
-        jobs = [*self._scheduler.all_jobs(), *(running.job for running in self._running.values())]
-        return [job.header for job in jobs]
+        stage_tasks = [
+            *self._scheduler.all_tasks(),
+            *(running.stage_task for running in self._running.values()),
+        ]
+        return [stage_task.header for stage_task in stage_tasks]
 
     def active_of(self, uid: str) -> dict[str, str]:
         """What is queued or runs of a request, by graph node."""
-        found = {job.node: "queued" for job in self._scheduler.all_jobs() if job.uid == uid and job.is_ready}
+        found = {
+            stage_task.node: "queued"
+            for stage_task in self._scheduler.all_tasks()
+            if stage_task.uid == uid and stage_task.is_ready
+        }
         found.update({node: "running" for running_uid, node in self._running if running_uid == uid})
         return found
 
@@ -281,11 +288,11 @@ class StageActor:
         while True:
             await self._work.wait_for(self._has_work)
             await self.env.retainer.room()
-            job = self._scheduler.pull() if self._has_work() else None
-            if job is None:
+            stage_task = self._scheduler.pull() if self._has_work() else None
+            if stage_task is None:
                 continue  # another worker was quicker, or the stage is being loaded anew
             loaded = self._loaded
-            if await self._execute(job, deliver):
+            if await self._execute(stage_task, deliver):
                 await self._load_anew(loaded, tasks)
             self._work.notify()
 
@@ -293,27 +300,27 @@ class StageActor:
         is_loaded = self._loaded is not None and not self._loaded.is_broken and not self._reload.locked()
         return is_loaded and self._scheduler.queued > 0
 
-    async def _execute(self, job: Job, deliver: ResultDeliver) -> bool:
-        """Run a job and send what comes out; says whether it left the stage dirty."""
-        header = job.header
-        context = self._context(header.uid, header.deadline_at, job.node, header, job.attempt)
+    async def _execute(self, stage_task: StageTask, deliver: ResultDeliver) -> bool:
+        """Run a stage task and send what comes out; says whether it left the stage dirty."""
+        header = stage_task.header
+        context = self._context(header.uid, header.deadline_at, stage_task.node, header, stage_task.attempt)
         started_at = self.env.now()
 
         def package(value: Any, compute_seconds: float) -> _Shipment:
-            return self._package(job, value, started_at, compute_seconds)
+            return self._package(stage_task, value, started_at, compute_seconds)
 
-        self.env.report(header.owner, self._reporter.report_of(job, started_at))
+        self.env.report(header.owner, self._reporter.report_of(stage_task, started_at))
         task = asyncio.current_task()
         assert task is not None
-        running = self._running[job.uid, job.node] = _Running(job, context, task)
+        running = self._running[stage_task.uid, stage_task.node] = _Running(stage_task, context, task)
         try:
             worker = TaskWorker(self.stage, self.threads)
             outcome = await worker.execute(
-                job, context, package, lambda error: self._reporter.broke(header, error)
+                stage_task, context, package, lambda error: self._reporter.broke(header, error)
             )
         finally:
-            if self._running.get((job.uid, job.node)) is running:
-                del self._running[job.uid, job.node]
+            if self._running.get((stage_task.uid, stage_task.node)) is running:
+                del self._running[stage_task.uid, stage_task.node]
         if outcome.shipment is None:
             assert outcome.error is not None
             if not self._is_ending:  # that is not the request's fault, which goes on elsewhere
@@ -321,65 +328,69 @@ class StageActor:
             return outcome.is_dirty
         self._leaving += 1
         try:
-            await self._send_on(job, outcome.shipment, deliver)
+            await self._send_on(stage_task, outcome.shipment, deliver)
         except OnePieceError as error:
             self._reporter.broke(header, error)
         finally:
             self._leaving -= 1
         return False
 
-    async def _send_on(self, job: Job, shipment: "_Shipment", deliver: ResultDeliver) -> None:
+    async def _send_on(self, stage_task: StageTask, shipment: "_Shipment", deliver: ResultDeliver) -> None:
         """Retain the outputs, send them, and tell those who retain the inputs once all are taken."""
         untaken = set(shipment.targets)
 
         def on_taken(name: str) -> None:
             untaken.discard(name)
             if not untaken:
-                self._consumed(job)
+                self._consumed(stage_task)
 
         letters = {}
         for name, target in shipment.targets.items():
             packed = shipment.packed[name]
             if target.is_retained:
-                self.env.retainer.hold(OutputKey(job.uid, job.node, name), target, packed)
+                self.env.retainer.hold(OutputKey(stage_task.uid, stage_task.node, name), target, packed)
             taken = functools.partial(on_taken, name)
-            letters[name] = Letter(target, packed.parts, job.attempt, taken)
-        self._intake.done(job)
+            letters[name] = Letter(target, packed.parts, stage_task.attempt, taken)
+        self._intake.done(stage_task)
         heading = await deliver.deliver(letters)
         sent_bytes = sum(packed.length for packed in shipment.packed.values())
         detail = {**shipment.report.detail, "sent_bytes": sent_bytes}
-        self.env.report(job.header.owner, evolve(shipment.report, detail=detail, heading=heading))
+        self.env.report(stage_task.header.owner, evolve(shipment.report, detail=detail, heading=heading))
 
-    def _consumed(self, job: Job) -> None:
-        for held in job.held.values():
+    def _consumed(self, stage_task: StageTask) -> None:
+        for held in stage_task.held.values():
             if held.header.retained_by is not None:
                 self.env.outbox.post(
                     held.header.retained_by,
-                    Consumed(job.uid, held.header.source, job.node),
+                    Consumed(stage_task.uid, held.header.source, stage_task.node),
                     lingers=True,
                 )
 
-    def _package(self, job: Job, value: Any, started_at: float, compute_seconds: float) -> "_Shipment":
+    def _package(
+        self, stage_task: StageTask, value: Any, started_at: float, compute_seconds: float
+    ) -> "_Shipment":
         now = self.env.now()
         detail = {
-            "waited_seconds": max(0.0, started_at - job.arrived_at),
-            "transfer_seconds": max(0.0, *(h.arrived_at - h.header.sent_at for h in job.held.values())),
-            "received_bytes": job.received_bytes,
+            "waited_seconds": max(0.0, started_at - stage_task.arrived_at),
+            "transfer_seconds": max(
+                0.0, *(h.arrived_at - h.header.sent_at for h in stage_task.held.values())
+            ),
+            "received_bytes": stage_task.received_bytes,
             "compute_seconds": compute_seconds,
             "device": self.threads.name,
         }
-        report = self._reporter.report_of(job, started_at, now, detail)
-        graph = self.env.routes.graphs[job.workflow]
-        trail = {**job.trail, job.node: encode_control(report)}
-        targets = targets_of(graph, job.header, trail, self.env.control_address, now)
+        report = self._reporter.report_of(stage_task, started_at, now, detail)
+        graph = self.env.routes.graphs[stage_task.workflow]
+        trail = {**stage_task.trail, stage_task.node: encode_control(report)}
+        targets = targets_of(graph, stage_task.header, trail, self.env.control_address, now)
         packed = {name: target.pack(value) for name, target in targets.items()}
         return _Shipment(targets, packed, report)
 
     def stop_request(self, uid: str, reason: OnePieceError) -> None:
         """Drop what is queued for the request, interrupt what runs, refuse what comes later."""
         self._intake.stop(uid, reason)
-        for job in self._scheduler.drop(uid):
-            job.release()
+        for stage_task in self._scheduler.drop(uid):
+            stage_task.release()
         for (running_uid, _), running in list(self._running.items()):
             if running_uid == uid:
                 self._stop(running, reason)

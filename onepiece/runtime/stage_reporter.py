@@ -9,7 +9,7 @@ from onepiece.errors import OnePieceError
 from onepiece.messages import RequestErrored, StageInput, StageProgress, StageReport
 from onepiece.requests import EventKind
 from onepiece.runtime.environment import Environment
-from onepiece.runtime.request_scheduler import Job
+from onepiece.runtime.request_scheduler import StageTask
 
 
 @frozen
@@ -21,19 +21,19 @@ class StageReporter:
 
     def report_of(
         self,
-        job: Job,
+        stage_task: StageTask,
         started_at: float | None = None,
         finished_at: float | None = None,
         detail: Mapping[str, Any] | None = None,
     ) -> StageReport:
-        """How far a job is: queued, and, as far as that is so, started and finished."""
+        """How far a stage task is: queued, and, as far as that is so, started and finished."""
         return StageReport(
-            job.uid,
-            job.node,
+            stage_task.uid,
+            stage_task.node,
             self.env.node_id,
             self.env.identity.life,
             self.actor_id,
-            job.arrived_at,
+            stage_task.arrived_at,
             started_at,
             finished_at,
             detail or {},

@@ -1,14 +1,14 @@
-"""TaskWorker: runs one job at a time through the user's stage function.
+"""TaskWorker: runs one stage task at a time through the user's stage function.
 
-What it promises, whatever the function does: the job ends in a shipment or in a named error, the
-inbox's memory is given back before the function starts, and the next job runs. A function that raises
+What it promises, whatever the function does: the stage task ends in a shipment or in a named error, the
+inbox's memory is given back before the function starts, and the next stage task runs. A function that raises
 ``SystemExit``, ``KeyboardInterrupt`` or ``MemoryError`` may have left its module in any state, so the
-actor is loaded anew before the next job (``Outcome.is_dirty``).
+actor is loaded anew before the next stage task (``Outcome.is_dirty``).
 
-A cancelled or late job is interrupted in two ways: its coroutine is cancelled, and ``ctx.report``
+A cancelled or late stage task is interrupted in two ways: its coroutine is cancelled, and ``ctx.report``
 raises in whatever thread calls it next. A blocking call that does neither runs to its end; nothing
 else of this device runs meanwhile. Only a stage with a process of its own (``isolated_process``) is
-rid of such a call: the process is ended, and a new one takes the next job.
+rid of such a call: the process is ended, and a new one takes the next stage task.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.isolated_channel import IsolatedCall, IsolatedError, IsolatedReturn
 from onepiece.runtime.isolated_process import Answer, IsolatedProcess, ProcessEnded
-from onepiece.runtime.request_scheduler import Job
+from onepiece.runtime.request_scheduler import StageTask
 from onepiece.stage import Stage
 
 _TRACEBACK_CHARACTERS: Final = 4000
@@ -50,7 +50,7 @@ Package = Callable[[Any, float], Shipment]
 
 @frozen
 class Outcome(Generic[Shipment]):
-    """How a job ended: exactly one of the two is set."""
+    """How a stage task ended: exactly one of the two is set."""
 
     shipment: Shipment | None = None
     error: OnePieceError | None = None
@@ -59,7 +59,7 @@ class Outcome(Generic[Shipment]):
 
 @define(eq=False, kw_only=True)
 class RunningStage(StageContext[Any]):
-    """The context handed to a stage function for one job (or, without a job, to its ``setup``)."""
+    """The context handed to a stage function for one stage task (or, without one, to its ``setup``)."""
 
     state_value: Any
     device: str
@@ -76,7 +76,7 @@ class RunningStage(StageContext[Any]):
     monotonic: Clock = time.monotonic
     started_at: float = field(init=False)
     is_dirty: bool = False
-    """The job left its module in any state, whatever its outcome says."""
+    """The stage task left its module in any state, whatever its outcome says."""
     _deadline_by: float | None = field(init=False)
     _stopped: OnePieceError | None = None
 
@@ -101,7 +101,7 @@ class RunningStage(StageContext[Any]):
 
     @property
     def cancelled(self) -> bool:
-        """Somebody wants this job to stop."""
+        """Somebody wants this stage task to stop."""
         return self._stopped is not None
 
     def stop(self, reason: OnePieceError) -> None:
@@ -111,7 +111,7 @@ class RunningStage(StageContext[Any]):
 
     @property
     def stopped(self) -> OnePieceError | None:
-        """Why the job was told to stop."""
+        """Why the stage task was told to stop."""
         return self._stopped
 
     def report(
@@ -155,7 +155,7 @@ class RunningStage(StageContext[Any]):
 
 @define(eq=False)
 class TaskWorker:
-    """Runs jobs of one actor.
+    """Runs stage tasks of one actor.
 
     Args:
         stage: The user's stage.
@@ -172,17 +172,17 @@ class TaskWorker:
 
     async def execute(
         self,
-        job: Job,
+        stage_task: StageTask,
         context: RunningStage,
         package: Package[Shipment],
         on_late: Callable[[OnePieceError], None],
     ) -> Outcome[Shipment]:
-        """Run one job; never raises but ``CancelledError``.
+        """Run one stage task; never raises but ``CancelledError``.
 
         ``on_late`` is called when its time is over: a call that blocks its thread may return much later,
         or never, and until then this does not return either.
 
-        A job that was told to stop (``context.stop``) ends by cancelling the task that runs this; the
+        What was told to stop (``context.stop``) ends by cancelling the asyncio task that runs this; the
         cancellation is taken back then and becomes the outcome, also if the function swallowed it.
         """
         bound = self._seconds_left(context)
@@ -190,7 +190,7 @@ class TaskWorker:
         over = None if bound is None else loop.call_later(bound, self._is_over, context, on_late)
         try:
             async with asyncio.timeout(bound):
-                outcome = await self._run_where_it_belongs(job, context, package)
+                outcome = await self._run_where_it_belongs(stage_task, context, package)
             return _stopped(context) or outcome
         except TimeoutError:
             return Outcome(error=self._late(context), is_dirty=_is_dirty(context))
@@ -207,45 +207,45 @@ class TaskWorker:
         finally:
             if over is not None:
                 over.cancel()
-            job.release()
+            stage_task.release()
 
     async def _run_where_it_belongs(
-        self, job: Job, context: RunningStage, package: Package[Shipment]
+        self, stage_task: StageTask, context: RunningStage, package: Package[Shipment]
     ) -> Outcome[Shipment]:
         match self.spec.isolation:
             case Isolation.LOOP:
-                return await self._on_loop(job, context, package)
+                return await self._on_loop(stage_task, context, package)
             case Isolation.THREAD:
-                return await self._on_thread(job, context, package)
+                return await self._on_thread(stage_task, context, package)
             case Isolation.PROCESS:
-                return await self._in_process(job, context, package)
+                return await self._in_process(stage_task, context, package)
 
     async def _on_loop(
-        self, job: Job, context: RunningStage, package: Package[Shipment]
+        self, stage_task: StageTask, context: RunningStage, package: Package[Shipment]
     ) -> Outcome[Shipment]:
-        arguments = self._arguments_or_error(job, context)
-        job.release()
+        arguments = self._arguments_or_error(stage_task, context)
+        stage_task.release()
         return await self._run(arguments, context, package)
 
     async def _on_thread(
-        self, job: Job, context: RunningStage, package: Package[Shipment]
+        self, stage_task: StageTask, context: RunningStage, package: Package[Shipment]
     ) -> Outcome[Shipment]:
         """Small inputs are copied out here: two trips between threads instead of three."""
-        if job.received_bytes <= _COPIED_HERE_BYTES_MAX:
-            arguments = self._arguments_or_error(job, context)
-            job.release()
+        if stage_task.received_bytes <= _COPIED_HERE_BYTES_MAX:
+            arguments = self._arguments_or_error(stage_task, context)
+            stage_task.release()
             return await self.threads.run_stage(lambda: self._run(arguments, context, package))
         loop = asyncio.get_running_loop()
 
         async def body() -> Outcome[Shipment]:
-            found = self._arguments_or_error(job, context)
-            loop.call_soon_threadsafe(job.release)
+            found = self._arguments_or_error(stage_task, context)
+            loop.call_soon_threadsafe(stage_task.release)
             return await self._run(found, context, package)
 
         return await self.threads.run_stage(body)
 
     async def _in_process(
-        self, job: Job, context: RunningStage, package: Package[Shipment]
+        self, stage_task: StageTask, context: RunningStage, package: Package[Shipment]
     ) -> Outcome[Shipment]:
         """Nothing is copied on this loop: arguments and values pass through it as they lie in messages."""
         process = context.state_value
@@ -255,10 +255,10 @@ class TaskWorker:
                 lambda number: IsolatedCall(
                     number, context.uid, context.stage, context.attempt, context.deadline_at
                 ),
-                {**job.constants, **dict(self._received(job))},
-                job.received_bytes,
+                {**stage_task.constants, **dict(self._received(stage_task))},
+                stage_task.received_bytes,
                 progress=context.progress,
-                on_sent=job.release,
+                on_sent=stage_task.release,
                 stopped=lambda: context.stopped,
             )
             match answer.header:
@@ -321,22 +321,24 @@ class TaskWorker:
         except CodecError as error:
             return Outcome(error=self._failed(context, error))
 
-    def _arguments_or_error(self, job: Job, context: RunningStage) -> dict[str, Any] | OnePieceError:
+    def _arguments_or_error(
+        self, stage_task: StageTask, context: RunningStage
+    ) -> dict[str, Any] | OnePieceError:
         try:
-            return self._arguments(job)
+            return self._arguments(stage_task)
         except (CodecError, MemoryError) as error:
             return self._failed(context, error)
 
-    def _arguments(self, job: Job) -> dict[str, Any]:
+    def _arguments(self, stage_task: StageTask) -> dict[str, Any]:
         types = {parameter.name: parameter.type for parameter in self.spec.parameters}
-        arguments = dict(job.constants)
-        for name, value in self._received(job):
+        arguments = dict(stage_task.constants)
+        for name, value in self._received(stage_task):
             arguments[name] = materialise(value, types[name], torch_name(self.threads.name))
         return arguments
 
-    def _received(self, job: Job) -> Iterator[tuple[str, Any]]:
+    def _received(self, stage_task: StageTask) -> Iterator[tuple[str, Any]]:
         """The values of all messages, as they lie there."""
-        for held in job.held.values():
+        for held in stage_task.held.values():
             for name, value in held.values.items():
                 if self.spec.parameter(name) is None:
                     raise CodecError(f"{self.spec.signature} has no parameter {name!r}")
@@ -374,7 +376,7 @@ class TaskWorker:
 
 
 def _stopped(context: RunningStage) -> "Outcome[Any] | None":
-    """The outcome of a job whose task was cancelled to stop it, which is taken back; None if it was not.
+    """The outcome of what was stopped by cancelling its task, which is taken back; None if it was not.
 
     Raises ``CancelledError`` if somebody else cancelled the task, too.
     """

@@ -30,7 +30,7 @@ async def begin(ctx: StageContext[None]) -> AsyncIterator[Life]:
 @stage(setup=begin)
 async def fragile(ctx: StageContext[Life], fault: str) -> int:
     """Make a mess and die of it, or say in which life it is."""
-    assert not ctx.state.dirty, "a job ran on what another one left behind"
+    assert not ctx.state.dirty, "it ran on what another request left behind"
     if fault == "none":
         return ctx.state.number
     ctx.state.dirty = True

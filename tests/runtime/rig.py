@@ -18,19 +18,29 @@ from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, open_device_threads
 from onepiece.runtime.isolated_process import IsolatedProcess, IsolationBounds
 from onepiece.runtime.loaded_stage import LoadedStage
-from onepiece.runtime.request_scheduler import Held, Job
+from onepiece.runtime.request_scheduler import Held, StageTask
 from onepiece.runtime.task_worker import Outcome, RunningStage, TaskWorker
 from onepiece.stage import Stage
+
+PATIENT: Final = IsolationBounds(
+    stop_seconds=20.0,
+    leave_seconds=20.0,
+    unload_seconds=20.0,
+    terminate_seconds=20.0,
+    kill_seconds=20.0,
+    pause_seconds=0.01,
+)
+"""For tests of what obeys, on machines that are slow at times."""
 
 SHORT: Final = IsolationBounds(
     stop_seconds=0.3,
     leave_seconds=0.2,
-    unload_seconds=2.0,
-    terminate_seconds=1.0,
+    unload_seconds=0.5,
+    terminate_seconds=0.5,
+    kill_seconds=20.0,
     pause_seconds=0.01,
-    kill_seconds=5.0,
 )
-"""Patience for tests: a process that obeys needs a tenth of each."""
+"""For tests of what does not."""
 
 NODE: Final = "node-1"
 
@@ -69,7 +79,7 @@ def is_alive(process_id: int) -> bool:
     return state not in {"Z", "X"}
 
 
-def job_of(
+def stage_task_of(
     values: Mapping[str, Any],
     *,
     uid: str = "u",
@@ -77,8 +87,8 @@ def job_of(
     deadline_at: float | None = None,
     attempt: int = 1,
     release: Callable[[], None] = lambda: None,
-) -> Job:
-    """A job whose inputs lie in one message."""
+) -> StageTask:
+    """A stage task whose inputs lie in one message."""
     header = StageInput(uid, "w", node, INPUTS, "owner", 0.0, deadline_at, 0.0)
     message = memoryview(bytearray(b"".join(pack(header, values).parts)))
     unpacked = unpack(message, StageInput)
@@ -88,7 +98,7 @@ def job_of(
         release()
 
     held = Held(unpacked.header, unpacked.values, message, 0.0, attempt, give_back)
-    return Job(uid, "w", node, frozenset({INPUTS}), {}, {INPUTS: held})
+    return StageTask(uid, "w", node, frozenset({INPUTS}), {}, {INPUTS: held})
 
 
 @define(eq=False)
@@ -136,16 +146,16 @@ class Rig:
         self.state = await self.loaded.load(self.context(None))
 
     async def reload(self) -> None:
-        """As an actor does when a job left the stage dirty."""
+        """As an actor does when a stage task left the stage dirty."""
         await self.loaded.unload()
         await self.load()
 
     async def run(self, *, within: float | None = None, **values: Any) -> Outcome[Any]:
-        """Run a job with these inputs; its shipment is the value itself."""
-        return await self.execute(job_of(values), self._context(within))
+        """Run a stage task with these inputs; its shipment is the value itself."""
+        return await self.execute(stage_task_of(values), self._context(within))
 
     async def value(self, **values: Any) -> Any:
-        """What a job with these inputs returns; it must not fail."""
+        """What a stage task with these inputs returns; it must not fail."""
         outcome = await self.run(**values)
         assert outcome.error is None, outcome.error
         return outcome.shipment
@@ -153,11 +163,13 @@ class Rig:
     def start(self, *, within: float | None = None, **values: Any) -> "Started":
         """The same, as a task that can be stopped."""
         context = self._context(within)
-        return Started(context, self.tasks.create_task(self.execute(job_of(values), context)))
+        return Started(context, self.tasks.create_task(self.execute(stage_task_of(values), context)))
 
-    async def execute(self, job: Job, context: RunningStage) -> Outcome[Any]:
-        """Run a job."""
-        return await TaskWorker(self.stage, self.threads).execute(job, context, _as_value, self.late.append)
+    async def execute(self, stage_task: StageTask, context: RunningStage) -> Outcome[Any]:
+        """Run a stage task."""
+        return await TaskWorker(self.stage, self.threads).execute(
+            stage_task, context, _as_value, self.late.append
+        )
 
     def _context(self, within: float | None) -> RunningStage:
         return self.context(self.state, None if within is None else time.time() + within)
@@ -165,7 +177,7 @@ class Rig:
 
 @define(eq=False)
 class Started:
-    """A job under way."""
+    """A stage task under way."""
 
     context: RunningStage
     task: "asyncio.Task[Outcome[Any]]"
@@ -182,7 +194,7 @@ def _as_value(value: Any, _seconds: float) -> Any:
 
 
 @asynccontextmanager
-async def rig(stage: Stage[Any, Any, Any], bounds: IsolationBounds = SHORT) -> AsyncIterator[Rig]:
+async def rig(stage: Stage[Any, Any, Any], bounds: IsolationBounds = PATIENT) -> AsyncIterator[Rig]:
     """Load a stage; it is unloaded behind the block."""
     async with open_device_threads("cpu:0", close_seconds=1.0) as threads, asyncio.TaskGroup() as tasks:
         made = Rig(stage, threads, tasks, bounds, LoadedStage(stage, threads, tasks, bounds))

@@ -11,11 +11,11 @@ from onepiece.errors import StageFailed
 from onepiece.runtime.isolated_process import ProcessEnded, StageNotLoaded
 from onepiece.runtime.task_worker import Outcome
 from tests.runtime.isolated_stages import break_down, linger, traced
-from tests.runtime.rig import children, descriptors, is_alive, rig, until
+from tests.runtime.rig import SHORT, children, descriptors, is_alive, rig, until
 
 
 def failure(outcome: Outcome[object]) -> StageFailed:
-    """The error of a job that must have failed in its stage."""
+    """The error of a stage task that must have failed in its stage."""
     assert isinstance(outcome.error, StageFailed), outcome
     assert outcome.error.fields["node"] == "node-1"
     assert outcome.error.fields["stage"] == "stage"
@@ -37,7 +37,7 @@ IN_DOUBT = {
 
 
 async def test_the_end_of_the_process_is_the_jobs_error() -> None:
-    """Noticed by the exit itself, which the error names (fault 5); the next job has a new process."""
+    """Noticed by the exit itself, which the error names (fault 5); the next stage task has a new process."""
     async with rig(break_down) as rigged:
         processes = {await rigged.value(fault="none")}
         for fault, how in DEATHS.items():
@@ -53,7 +53,7 @@ async def test_the_end_of_the_process_is_the_jobs_error() -> None:
 
 
 async def test_what_leaves_the_interpreter_in_doubt_is_dirty() -> None:
-    """The process lives, but no further job runs in it (faults 30, 31 and 77)."""
+    """The process lives, but no further stage task runs in it (faults 30, 31 and 77)."""
     async with rig(break_down) as rigged:
         process = await rigged.value(fault="none")
         for fault, cause in IN_DOUBT.items():
@@ -67,7 +67,7 @@ async def test_what_leaves_the_interpreter_in_doubt_is_dirty() -> None:
 
 
 async def test_an_ordinary_error_leaves_the_process_as_it_is() -> None:
-    """Like in a node: the job fails with its traceback, and the next one runs in the same process."""
+    """Like in a node: the stage task fails with its traceback, and the next one runs in the same process."""
     async with rig(break_down) as rigged:
         process = await rigged.value(fault="none")
         for fault, words in {
@@ -89,7 +89,7 @@ async def test_an_ordinary_error_leaves_the_process_as_it_is() -> None:
 
 
 async def test_a_process_killed_from_outside_ends_its_jobs_at_once() -> None:
-    """By kill -9, as the kernel does when memory runs out: all its jobs end, by its exit (fault 5)."""
+    """By kill -9, as the kernel does when memory runs out: all its stage tasks end, by its exit (fault 5)."""
     async with rig(linger) as rigged:
         started = [rigged.start(how=how) for how in ("sleep", "compute", "sleep")]
         await until(lambda: len(rigged.progress) >= 3)
@@ -116,7 +116,7 @@ async def test_a_process_that_dies_idle_is_noticed() -> None:
 
 async def test_a_stopped_process_is_ended_all_the_same() -> None:
     """SIGSTOP: it does not answer, nor take SIGTERM; SIGKILL ends it when the actor does."""
-    async with rig(break_down) as rigged:
+    async with rig(break_down, SHORT) as rigged:
         process = rigged.process.process_id
         os.kill(process, signal.SIGSTOP)
     assert not is_alive(process)
@@ -124,7 +124,7 @@ async def test_a_stopped_process_is_ended_all_the_same() -> None:
 
 async def test_a_stage_that_spoils_the_socket_loses_its_process() -> None:
     """What comes from there is checked, and its end is an end: the node goes on."""
-    async with rig(break_down) as rigged:
+    async with rig(break_down, SHORT) as rigged:
         nonsense = failure(await rigged.run(fault="say nonsense"))
         assert "sent what is no message (a packet of 8 bytes that was cut) and was ended" in nonsense.message
         await rigged.reload()
@@ -247,7 +247,7 @@ async def test_an_unload_that_hangs_is_cut_short(traces: Path, monkeypatch: pyte
     """The bound is the actor's, and the process goes (fault 27)."""
     monkeypatch.setenv("ONEPIECE_TEST_SETUP", "hang in unload")
     processes = children()
-    async with rig(traced):
+    async with rig(traced, SHORT):
         pass
     assert words_in(traces) == ["load", "unload"]
     assert children() == processes
@@ -266,7 +266,7 @@ async def test_a_crash_loop_leaves_nothing_behind() -> None:
 
 
 async def test_jobs_of_a_process_that_is_being_replaced_may_end() -> None:
-    """One job made it dirty; another one that runs in it is not cut short by the reload."""
+    """One stage task made it dirty; another one that runs in it is not cut short by the reload."""
     async with rig(linger) as rigged:
         slow = rigged.start(how="sleep", seconds=0.5)
         await until(lambda: rigged.steps == [1])

@@ -11,7 +11,7 @@ from onepiece.errors import DeadlineExceeded, NodeLost, RequestCancelled, StageF
 from onepiece.runtime.isolated_process import IsolationBounds
 from onepiece.runtime.task_worker import Outcome
 from tests.runtime.isolated_stages import hurried, linger
-from tests.runtime.rig import Rig, Started, children, is_alive, rig, until
+from tests.runtime.rig import SHORT, Rig, Started, children, is_alive, rig, until
 
 CANCELLED = RequestCancelled("request u was cancelled", uid="u")
 
@@ -40,7 +40,7 @@ async def test_a_cancelled_call_ends_and_its_process_stays() -> None:
 
 async def test_a_call_that_ignores_its_cancellation_is_killed() -> None:
     """After a bound, whatever keeps it (fault 27); the actor gets a new process."""
-    async with rig(linger) as rigged:
+    async with rig(linger, SHORT) as rigged:
         for how in ("block", "spin", "hold the interpreter", "refuse", "compute"):
             process = rigged.process.process_id
             call = await started(rigged, how)
@@ -86,7 +86,7 @@ async def test_a_process_that_does_not_die_is_left(monkeypatch: pytest.MonkeyPat
 
 async def test_calls_share_the_fate_of_their_process() -> None:
     """One that must be killed takes along those beside it: their error says why."""
-    async with rig(linger) as rigged:
+    async with rig(linger, SHORT) as rigged:
         beside = await started(rigged, "sleep")
         stubborn = await started(rigged, "refuse")
         stubborn.stop(CANCELLED)
@@ -108,19 +108,24 @@ async def test_one_call_is_stopped_alone() -> None:
 
 
 async def test_the_deadline_ends_a_call() -> None:
-    """By its coroutine or by ``report``, and the process stays; what outlasts it is killed after the bound.
-
-    The request is told at once in any case.
-    """
+    """By its coroutine or by ``report``, and the process stays."""
     async with rig(linger) as rigged:
         process = rigged.process.process_id
-        for how in ("sleep", "report", "block"):
-            del rigged.late[:]
+        for how in ("sleep", "report"):
             outcome = await rigged.run(how=how, within=0.5)
             assert isinstance(outcome.error, DeadlineExceeded | RequestCancelled)
-            assert outcome.is_dirty is (how == "block")
-            if how == "block":
-                assert isinstance(rigged.late[0], DeadlineExceeded)
+            assert not outcome.is_dirty
+        assert is_alive(process)
+
+
+async def test_a_call_that_outlasts_its_deadline_is_killed() -> None:
+    """The request is told at once; the process is given the bound, then it is ended."""
+    async with rig(linger, SHORT) as rigged:
+        process = rigged.process.process_id
+        outcome = await rigged.run(how="block", within=0.5)
+        assert isinstance(outcome.error, DeadlineExceeded)
+        assert outcome.is_dirty
+        assert isinstance(rigged.late[0], DeadlineExceeded)
         assert not is_alive(process)
 
 
@@ -181,7 +186,7 @@ async def test_the_node_goes_on_while_a_stage_computes() -> None:
 
     Compared with the same loop while nothing runs, as machines differ.
     """
-    async with rig(linger) as rigged:
+    async with rig(linger, SHORT) as rigged:
         idle = await worst_lag(50)
         calls = [await started(rigged, how) for how in ("report", "hold the interpreter")]
         busy = await worst_lag(50)

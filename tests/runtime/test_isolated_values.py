@@ -27,7 +27,7 @@ from tests.runtime.isolated_stages import (
     traced,
     watched,
 )
-from tests.runtime.rig import NODE, descriptors, job_of, rig
+from tests.runtime.rig import NODE, descriptors, rig, stage_task_of
 
 
 async def test_large_tensors_arrive_bit_equal() -> None:
@@ -45,7 +45,7 @@ async def test_large_tensors_arrive_bit_equal() -> None:
             received = await rigged.value(tensors=tensors)
             assert list(received) == list(tensors)
             for name, tensor in tensors.items():
-                came = received[name]
+                came = np.asarray(received[name])  # of torch's if this process has imported it
                 assert (came.dtype, came.shape) == (tensor.dtype, tensor.shape)
                 assert came.tobytes() == tensor.tobytes()
         assert descriptors() == before
@@ -58,9 +58,9 @@ async def test_records_tuples_and_long_bytes_arrive_as_they_were() -> None:
         came = await rigged.value(parcel=parcel, times=3)
         assert isinstance(came, Parcel)
         assert came.name == f"{parcel.name}!"
-        assert np.array_equal(came.pixels, parcel.pixels * 3)
+        assert np.array_equal(np.asarray(came.pixels), parcel.pixels * 3)
         assert isinstance(came.extra, tuple)
-        assert np.array_equal(came.extra[0], parcel.extra[0])
+        assert np.array_equal(np.asarray(came.extra[0]), parcel.extra[0])
         assert came.extra[1] == parcel.extra[1]
 
 
@@ -69,8 +69,10 @@ async def test_the_inputs_memory_is_given_back_before_the_stage_runs() -> None:
     released: list[int] = []
     async with rig(linger) as rigged:
         large = "report " + "x" * 500_000
-        job = job_of({"how": large, "seconds": 0.0}, release=lambda: released.append(len(rigged.progress)))
-        outcome = await rigged.execute(job, rigged.context(rigged.state))
+        stage_task = stage_task_of(
+            {"how": large, "seconds": 0.0}, release=lambda: released.append(len(rigged.progress))
+        )
+        outcome = await rigged.execute(stage_task, rigged.context(rigged.state))
         assert outcome.shipment == large  # the rig writes zeros over what was given back
         assert released == [0]  # before the stage reported anything
 
@@ -102,7 +104,7 @@ async def test_the_process_knows_what_a_stage_may_ask(monkeypatch: pytest.Monkey
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     async with rig(describe) as rigged:
         context = rigged.context(rigged.state, deadline_at=time.time() + 1000, attempt=2)
-        outcome = await rigged.execute(job_of({}), context)
+        outcome = await rigged.execute(stage_task_of({}), context)
         assert outcome.shipment == {
             "device": "cpu",
             "node": NODE,
@@ -175,11 +177,11 @@ def test_a_file_that_has_changed_is_refused() -> None:
 
 
 async def test_an_input_that_has_no_form_on_the_wire_is_an_error() -> None:
-    """A constant of the workflow that cannot travel fails the job, nothing else."""
+    """A constant of the workflow that cannot travel fails the stage task, nothing else."""
     async with rig(describe) as rigged:
-        job = job_of({})
-        job.constants = {"impossible": object()}
-        outcome = await rigged.execute(job, rigged.context(rigged.state))
+        stage_task = stage_task_of({})
+        stage_task.constants = {"impossible": object()}
+        outcome = await rigged.execute(stage_task, rigged.context(rigged.state))
         assert outcome.error is not None
         assert "impossible: a builtins.object has no form on the wire" in outcome.error.message
         assert not outcome.is_dirty

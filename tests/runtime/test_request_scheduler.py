@@ -1,4 +1,4 @@
-"""RequestScheduler: jobs are complete or wait, run in turn, and give back what they hold exactly once."""
+"""RequestScheduler: tasks are complete or wait, run in turn, and give back what they hold just once."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from onepiece.codec import CodecError, pack, unpack
 from onepiece.errors import JoinBudgetExceeded
 from onepiece.graph import Constant, FromStage, GraphNode
 from onepiece.messages import StageInput
-from onepiece.runtime.request_scheduler import Held, Job, RequestScheduler
+from onepiece.runtime.request_scheduler import Held, RequestScheduler, StageTask
 
 JOIN = GraphNode("merge", "m:merge", {"left": FromStage("a"), "right": FromStage("b"), "times": Constant(3)})
 SOLE = GraphNode("sole", "m:sole", {"x": FromStage("a")})
@@ -42,25 +42,25 @@ class Desk:
         name = f"{uid}/{source}"
         return Held(header, unpacked.values, payload, at, 1, lambda: self.released.append(name))
 
-    def add(self, held: Held, node: GraphNode = SOLE) -> Job | None:
+    def add(self, held: Held, node: GraphNode = SOLE) -> StageTask | None:
         """Take it in as an actor does."""
         sources = {each.node for each in node.inputs.values() if isinstance(each, FromStage)}
         return self.scheduler.add(node, frozenset(sources), held)
 
     def pull(self) -> str:
-        """The UID of the job that runs next."""
-        job = self.scheduler.pull()
-        assert job is not None
-        return job.uid
+        """The UID of the stage task that runs next."""
+        stage_task = self.scheduler.pull()
+        assert stage_task is not None
+        return stage_task.uid
 
 
 def test_a_job_of_one_source_is_ready_at_once() -> None:
     """It keeps its message where it arrived until it is pulled; first come, first served."""
     desk = Desk()
     for uid in "abc":
-        job = desk.add(desk.message(uid))
-        assert job is not None
-        assert job.is_ready
+        stage_task = desk.add(desk.message(uid))
+        assert stage_task is not None
+        assert stage_task.is_ready
     assert desk.scheduler.queued == 3
     assert desk.scheduler.is_queued("b", "sole")
     assert [desk.pull() for _ in range(3)] == ["a", "b", "c"]
@@ -72,10 +72,10 @@ def test_a_job_of_one_source_is_ready_at_once() -> None:
 def test_a_job_gives_back_its_memory_once() -> None:
     """Whoever releases it, and however often."""
     desk = Desk()
-    job = desk.add(desk.message("a"))
-    assert job is not None
-    job.release()
-    job.release()
+    stage_task = desk.add(desk.message("a"))
+    assert stage_task is not None
+    stage_task.release()
+    stage_task.release()
     assert desk.released == ["a/a"]
 
 
@@ -89,21 +89,21 @@ def test_workflows_take_turns() -> None:
 
 
 def test_inputs_wait_for_their_siblings() -> None:
-    """In memory of their own, so that the ring is free; complete, they make one job with the constants."""
+    """In memory of their own, so that the ring is free; complete, they make one task with the constants."""
     desk = Desk()
     assert desk.add(desk.message("u", JOIN, "a", size=100, at=1.0), JOIN) is None
     assert desk.released == ["u/a"]
     assert desk.scheduler.joining == 1
     assert desk.scheduler.join_bytes > 100
     assert desk.scheduler.pull() is None
-    job = desk.add(desk.message("u", JOIN, "b", at=2.0), JOIN)
-    assert job is not None
-    assert (job.is_ready, job.arrived_at, job.constants) == (True, 2.0, {"times": 3})
-    assert set(job.held) == {"a", "b"}
-    assert bytes(job.held["a"].values["a"]) == bytes(100)
+    stage_task = desk.add(desk.message("u", JOIN, "b", at=2.0), JOIN)
+    assert stage_task is not None
+    assert (stage_task.is_ready, stage_task.arrived_at, stage_task.constants) == (True, 2.0, {"times": 3})
+    assert set(stage_task.held) == {"a", "b"}
+    assert bytes(stage_task.held["a"].values["a"]) == bytes(100)
     assert (desk.scheduler.joining, desk.scheduler.join_bytes, desk.scheduler.queued) == (0, 0, 1)
     assert desk.released == ["u/a"]
-    job.release()
+    stage_task.release()
     assert desk.released == ["u/a", "u/b"]
 
 
@@ -145,22 +145,22 @@ def test_everything_of_a_request_can_be_dropped() -> None:
     assert desk.scheduler.uids() == {"a", "b"}
     half = desk.scheduler.join_bytes // 2
     dropped = desk.scheduler.drop("a")
-    assert sorted(job.node for job in dropped) == ["merge", "sole"]
+    assert sorted(stage_task.node for stage_task in dropped) == ["merge", "sole"]
     assert desk.scheduler.join_bytes == half
     assert desk.scheduler.uids() == {"b"}
     assert not desk.scheduler.is_queued("a", "sole")
     assert desk.pull() == "b"
     assert desk.scheduler.drop("b")
     assert desk.scheduler.drop("nobody") == []
-    assert list(desk.scheduler.all_jobs()) == []
+    assert list(desk.scheduler.all_tasks()) == []
 
 
 def test_a_join_can_be_taken_elsewhere() -> None:
     """When inputs meet at another actor now."""
     desk = Desk()
     desk.add(desk.message("u", JOIN, "a"), JOIN)
-    (job,) = desk.scheduler.joins()
-    desk.scheduler.take_join(job)
+    (stage_task,) = desk.scheduler.joins()
+    desk.scheduler.take_join(stage_task)
     assert (desk.scheduler.joining, desk.scheduler.join_bytes) == (0, 0)
 
 
@@ -170,16 +170,16 @@ def test_jobs_past_their_deadline_are_found() -> None:
     desk.add(desk.message("late", deadline_at=5.0))
     desk.add(desk.message("later", JOIN, "a", deadline_at=6.0), JOIN)
     desk.add(desk.message("never"))
-    assert [job.uid for job in desk.scheduler.overdue(5.0)] == ["late"]
-    assert {job.uid for job in desk.scheduler.overdue(7.0)} == {"late", "later"}
+    assert [stage_task.uid for stage_task in desk.scheduler.overdue(5.0)] == ["late"]
+    assert {stage_task.uid for stage_task in desk.scheduler.overdue(7.0)} == {"late", "later"}
 
 
 def test_a_jobs_trail_names_each_stage_once() -> None:
     """Though its inputs came on several paths that share a beginning."""
     desk = Desk()
     desk.add(desk.message("u", JOIN, "a", trail=("root", "left")), JOIN)
-    job = desk.add(desk.message("u", JOIN, "b", trail=("root", "right")), JOIN)
-    assert job is not None
-    assert list(job.trail) == ["root", "left", "right"]
-    assert job.attempt == 1
-    assert job.received_bytes > 20
+    stage_task = desk.add(desk.message("u", JOIN, "b", trail=("root", "right")), JOIN)
+    assert stage_task is not None
+    assert list(stage_task.trail) == ["root", "left", "right"]
+    assert stage_task.attempt == 1
+    assert stage_task.received_bytes > 20

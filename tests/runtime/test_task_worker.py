@@ -1,4 +1,4 @@
-"""TaskWorker: whatever a stage's function does, its job ends in a shipment or in a named error."""
+"""TaskWorker: whatever a stage's function does, its stage task ends in a shipment or in a named error."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ from onepiece.limits import PREVIEW_BYTES_MAX
 from onepiece.requests import EventKind
 from onepiece.runtime.task_worker import Outcome, RunningStage, TaskWorker
 from onepiece.stage import Stage
-from tests.runtime.rig import job_of, rig, until
+from tests.runtime.rig import rig, stage_task_of, until
 
 AnyStage = Stage[Any, Any, Any]
 
@@ -128,8 +128,9 @@ async def test_a_value_becomes_a_shipment(place: Place) -> None:
     """Its inputs are of the types that the signature says, and do not lie in the message any more."""
     async with rig(place(add)) as rigged:
         left, right = np.arange(5.0), np.ones(5)
-        assert np.array_equal(await rigged.value(left=left, right=right), (left + right) * 2)
-        assert np.array_equal(await rigged.value(left=left, right=right, times=3), (left + right) * 3)
+        assert np.array_equal(np.asarray(await rigged.value(left=left, right=right)), (left + right) * 2)
+        thrice = await rigged.value(left=left, right=right, times=3)
+        assert np.array_equal(np.asarray(thrice), (left + right) * 3)
 
 
 async def test_a_stage_runs_where_it_says() -> None:
@@ -142,7 +143,7 @@ async def test_a_stage_runs_where_it_says() -> None:
 
 @both
 async def test_what_the_function_raises_is_the_jobs_error(place: Place) -> None:
-    """Named, with the end of its traceback; the next job runs."""
+    """Named, with the end of its traceback; the next stage task runs."""
     async with rig(place(fail)) as rigged:
         for fault, words, cause in (
             ("raise", "ValueError: the latents are not finite", "ValueError"),
@@ -191,12 +192,14 @@ async def test_inputs_that_do_not_fit_fail_the_job(place: Place) -> None:
 @both
 @pytest.mark.parametrize("size", [10, 200_000])
 async def test_the_messages_memory_is_given_back_once(place: Place, size: int) -> None:
-    """Whether the job succeeds or fails; before the function ends, as the message is copied first."""
+    """Whether the stage task succeeds or fails; before the function ends, as the message is copied first."""
     released: list[None] = []
     async with rig(place(add)) as rigged:
         for right in (np.ones(size), "no tensor"):
-            job = job_of({"left": np.ones(size), "right": right}, release=lambda: released.append(None))
-            await rigged.execute(job, rigged.context(rigged.state))
+            stage_task = stage_task_of(
+                {"left": np.ones(size), "right": right}, release=lambda: released.append(None)
+            )
+            await rigged.execute(stage_task, rigged.context(rigged.state))
             await until(lambda: released)
             assert released == [None]
             released.clear()
@@ -230,7 +233,7 @@ async def test_a_job_that_leaves_when_it_is_stopped_is_dirty(place: Place) -> No
 
 
 async def test_a_worker_outlives_what_is_done_with_its_cancellation() -> None:
-    """One task runs job after job: stopped ones, ones that swallow it, ones that cancel themselves."""
+    """One worker runs them all: stopped ones, ones that swallow it, ones that cancel themselves."""
     async with rig(on_loop(hang)) as rigged:
 
         async def work() -> list[OnePieceError | None]:
@@ -238,7 +241,7 @@ async def test_a_worker_outlives_what_is_done_with_its_cancellation() -> None:
             for how in ("swallow", "await", "swallow", "report", "await"):
                 context = rigged.context(rigged.state)
                 contexts.append(context)
-                errors.append((await rigged.execute(job_of({"how": how}), context)).error)
+                errors.append((await rigged.execute(stage_task_of({"how": how}), context)).error)
             return errors
 
         contexts: list[RunningStage] = []
@@ -330,7 +333,7 @@ async def test_a_package_that_fails_fails_the_job() -> None:
         worker = TaskWorker(fail, rigged.threads)
         context = rigged.context(rigged.state)
         outcome: Outcome[Any] = await worker.execute(
-            job_of({"fault": "none"}), context, package, rigged.late.append
+            stage_task_of({"fault": "none"}), context, package, rigged.late.append
         )
         assert failure(outcome).fields["cause"] == "MemoryError"
         assert outcome.is_dirty

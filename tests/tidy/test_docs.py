@@ -11,8 +11,9 @@ _LINK = re.compile(r"\[[^\]]+\]\((?!https?://|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)"
 
 GLOSSARY_WORDS = (
     "node", "NodeManager", "stage", "stage actor", "workflow", "request", "UID", "proxy", "workflow set",
-    "result store", "TaskManager", "RequestScheduler", "TaskWorker", "ResultDeliver", "Individual Mode",
-    "Collaboration Mode", "message", "inbox", "channel", "transport", "region", "remote memory", "operation",
+    "result store", "TaskManager", "stage task", "RequestScheduler", "TaskWorker", "ResultDeliver",
+    "Individual Mode", "Collaboration Mode", "message", "inbox", "channel", "transport", "region",
+    "remote memory", "operation",
     "outcome", "program", "double ring", "reserve", "commit", "release", "session", "generation", "lease",
     "fence", "incarnation", "event", "effect", "story", "placement", "move", "drain", "copy", "tombstone",
     "deadline", "timeout",
