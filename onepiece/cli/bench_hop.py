@@ -23,11 +23,12 @@ from attrs import asdict, frozen
 from rich.console import Console
 from rich.table import Table
 
-from onepiece.cli.bench_hop_backends import BACKENDS, SERIAL_BYTES, STAGES, Chain
+from onepiece.cli.bench_hop_backends import BACKENDS, SERIAL_BYTES, STAGES, Chain, Reply, Seen
 from onepiece.log import configure
 
 HOPS: Final = STAGES + 1
 _BASE: Final = "pyzmq"
+_REQUEST_SECONDS: Final = 60.0
 _ROUNDS: Final = 5
 _ROUNDS_QUICK: Final = 2
 _MIB: Final = 1 << 20
@@ -205,11 +206,17 @@ async def _sample(name: str, measured: Measured, cell: Cell) -> Sample:
     for number in range(cell.warm_up):
         await _pass_through(name, measured.chain, payloads[number % cell.in_flight], number)
     latencies: list[float] = []
+    unchecked: list[_Answered] = []
 
     async def keep_busy(payload: bytearray) -> None:
         while len(latencies) + cell.in_flight <= cell.requests:
             serial = len(latencies) * cell.in_flight + payload[-1]
-            latencies.append(await _pass_through(name, measured.chain, payload, serial))
+            seconds, answered = await _answer(measured.chain, payload, serial)
+            latencies.append(seconds)
+            if BACKENDS[name].is_checked_later:
+                unchecked.append(answered)
+            else:
+                await answered.check(name)
 
     gc.collect()
     cpu_before, started = _cpu_seconds(measured), time.perf_counter()
@@ -217,6 +224,8 @@ async def _sample(name: str, measured: Measured, cell: Cell) -> Sample:
         for payload in payloads:
             slots.create_task(keep_busy(payload))
     seconds, cpu_seconds = time.perf_counter() - started, _cpu_seconds(measured) - cpu_before
+    for answered in unchecked:
+        await answered.check(name)
     count = len(latencies)
     return Sample(
         p50_ms=statistics.median(latencies) * 1e3,
@@ -226,17 +235,34 @@ async def _sample(name: str, measured: Measured, cell: Cell) -> Sample:
     )
 
 
-async def _pass_through(name: str, chain: Chain, payload: bytearray, serial: int) -> float:
-    """Seconds until the reply was there; it is checked and dropped behind that."""
+@frozen
+class _Answered:
+    """A reply, and what must be seen in it."""
+
+    reply: Reply
+    wanted: Seen
+
+    async def check(self, name: str) -> None:
+        """Raise ``RuntimeError`` if it is the answer to something else."""
+        seen = await self.reply.close()
+        if seen != self.wanted:
+            raise RuntimeError(f"{name} gave back {seen} where {self.wanted} was sent")
+
+
+async def _answer(chain: Chain, payload: bytearray, serial: int) -> tuple[float, _Answered]:
+    """Send a payload under a serial number; the seconds until the reply was there, and the reply."""
     mark = serial.to_bytes(SERIAL_BYTES, "little")
     payload[:SERIAL_BYTES] = mark
     started = time.perf_counter()
-    reply = await chain.request(payload)
-    seconds = time.perf_counter() - started
-    seen = await reply.close()
-    if (seen.length, seen.serial, seen.last) != (len(payload), mark, payload[-1]):
-        raise RuntimeError(f"{name} gave back {seen} for payload {serial} of {len(payload)} bytes")
-    return seconds
+    async with asyncio.timeout(_REQUEST_SECONDS):
+        reply = await chain.request(payload)
+    return time.perf_counter() - started, _Answered(reply, Seen(len(payload), mark, payload[-1]))
+
+
+async def _pass_through(name: str, chain: Chain, payload: bytearray, serial: int) -> None:
+    """Send a payload and check its reply, off the clock."""
+    _, answered = await _answer(chain, payload, serial)
+    await answered.check(name)
 
 
 def _percentile(values: Sequence[float], share: float) -> float:

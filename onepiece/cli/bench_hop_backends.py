@@ -1,13 +1,14 @@
 """What ``onepiece bench hop`` compares: each backend's chain of three empty stages.
 
 Every chain has the same shape, measuring process -> stage -> stage -> stage -> measuring process, each
-stage in a process of its own on this machine, joined over loopback. A chain takes a payload and
-gives back what of the answer tells whether it is the right one; reading that, and dropping the
-answer, is work of ``Reply.close`` and stands outside the latency.
+stage in a process of its own on this machine, joined over loopback. A chain takes a payload and gives
+back a reply; looking at it and letting go of it is work of ``Reply.close`` and stands outside the
+latency.
 
 * ``onepiece-loop``, ``onepiece-thread``: this project with the two isolations of a stage. The measuring
   process is a node too, with proxy, result store and manager. A request is answered when its last
-  event is there: the result is in the store then, which is more than the others do.
+  event is there: its result is in the store of the measuring process then, and survives it. Results
+  are read back, checked and purged when a cell's clock has stopped.
 * ``pyzmq``: frames pushed on as they were pulled; no serialiser, no routing, no errors.
 * ``dask``: three workers, tasks chained by futures; payloads of 64 KiB and more are scattered.
 * ``ray``: three actors, calls chained by references.
@@ -75,6 +76,8 @@ class Backend:
     extra: str
     """What to install for it."""
     open: Callable[[], AbstractAsyncContextManager[Chain]]
+    is_checked_later: bool = False
+    """Its replies lie in a store, and are looked at behind the clock; others are looked at at once."""
 
     @property
     def is_installed(self) -> bool:
@@ -150,8 +153,7 @@ def _open_runtime(workflow: str) -> Callable[[], AbstractAsyncContextManager[Cha
 
 def _worker_arguments(join: str) -> tuple[str, ...]:
     return (
-        "-m",
-        "onepiece.node",
+        "node",
         *("--roles", "worker"),
         *("--join", join),
         *("--devices", "cpu:0=1GiB"),
@@ -175,9 +177,14 @@ async def _ready_proxy(node: Node) -> ProxyService:
 
 @asynccontextmanager
 async def _process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run Python with these arguments; it is told to end with the context, and waited for."""
+    """Run one of ``bench_hop_process``; it is told to end with the context, and waited for."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        "onepiece.cli.bench_hop_process",
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
     )
     try:
         yield process
@@ -217,7 +224,7 @@ async def _open_zmq() -> AsyncIterator[Chain]:
         pull.linger = push.linger = 0
         onward = f"tcp://{_LOOPBACK}:{pull.bind_to_random_port(f'tcp://{_LOOPBACK}')}"
         for _ in range(STAGES):  # the last one first: each is told where it pushes to
-            process = await stack.enter_async_context(_process("-m", "onepiece.cli.bench_hop_zmq", onward))
+            process = await stack.enter_async_context(_process("zmq", onward))
             assert process.stdout is not None
             async with asyncio.timeout(_START_SECONDS):
                 onward = (await process.stdout.readline()).decode().strip()
@@ -315,8 +322,12 @@ BACKENDS: Final[dict[str, Backend]] = {
     backend.name: backend
     for backend in (
         Backend("pyzmq", "zmq", "onepiece[bench]", _open_zmq),
-        Backend("onepiece-loop", "onepiece", "onepiece", _open_runtime("through_loop")),
-        Backend("onepiece-thread", "onepiece", "onepiece", _open_runtime("through_threads")),
+        Backend(
+            "onepiece-loop", "onepiece", "onepiece", _open_runtime("through_loop"), is_checked_later=True
+        ),
+        Backend(
+            "onepiece-thread", "onepiece", "onepiece", _open_runtime("through_threads"), is_checked_later=True
+        ),
         Backend("dask", "distributed", "onepiece[bench]", _open_dask),
         Backend("ray", "ray", "ray", _open_ray),
     )

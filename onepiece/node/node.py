@@ -201,7 +201,6 @@ async def _compose(
         manager.attach(control)
         if proxy is not None:
             proxy.heartbeat_ages = manager.heartbeat_ages
-        tasks.create_task(manager.run(), name="manager")
     draining = Drain(env, member, host, proxy, copies).attached(control)
     await _join(control, env, member, proxy, tasks)
     return Node(options, info, env, member, host, proxy, copies, draining)
@@ -250,10 +249,7 @@ def _start_store(
     copies = ReplicaService(stores.results, env, tasks, options.copies)
     copies.attach(control)
     tasks.create_task(copies.run(), name="copies")
-    store = StoreService(stores.results, stores.records, copies, env, tasks)
-    store.attach(control)
-    tasks.create_task(store.serve(), name="result store")
-    tasks.create_task(store.expire(), name="result expiry")
+    StoreService(stores.results, stores.records, copies, env, tasks).start(control)
     return copies
 
 

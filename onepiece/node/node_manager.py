@@ -83,10 +83,10 @@ class ManagerService:
         imports: WorkflowImports,
         opening: contextlib.AbstractAsyncContextManager[Coordinator],
     ) -> AsyncIterator["ManagerService"]:
-        """Take the lead with what the last manager left, and offer the configured workflows.
+        """Take the lead with what the last manager left, offer the configured workflows, and run.
 
-        Raises ``ConfigError`` or ``DefinitionError`` if one of them cannot be imported, or if the
-        state is another process's.
+        The manager has stopped before it gives up the lead. Raises ``ConfigError`` or
+        ``DefinitionError`` if a workflow cannot be imported, or if the state is another process's.
         """
         offered = [await imports.get(reference) for reference in options.workflows]
         async with opening as coordinator, asyncio.TaskGroup() as tasks:
@@ -96,7 +96,12 @@ class ManagerService:
             for workflow in offered:
                 registered = RegisteredWorkflow.of(workflow.graph)
                 await service.take(WorkflowOffered(registered, replaces=True))
-            yield service
+            tasks.create_task(service.run(), name="manager")
+            try:
+                yield service
+            finally:
+                for task in list(tasks._tasks):  # noqa: SLF001 - the standard library offers no cancel_all
+                    task.cancel()
 
     def attach(self, control: ControlService) -> None:
         """Receive heartbeats, farewells and registrations."""

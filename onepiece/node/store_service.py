@@ -7,7 +7,7 @@ through one ring; while it is full, the stages that produce results wait, which 
 import asyncio
 from typing import Any, Final
 
-from onepiece.codec import CodecError, materialise, unpack
+from onepiece.codec import CodecError, Wire, WireBytes, unpack
 from onepiece.errors import OnePieceError
 from onepiece.limits import RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
@@ -33,8 +33,7 @@ from onepiece.node.record_service import RecordService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.runtime.environment import Environment
 from onepiece.store import PutOutcome, RecordKind, RequestLog, ResultStore
-from onepiece.types import BYTES
-from transports import Delivery, Geometry, Receiver
+from transports import Bytes, Delivery, Geometry, Receiver
 
 _EXPIRE_SECONDS: Final = 5.0
 _SLOTS: Final = 1024
@@ -56,6 +55,12 @@ class StoreService:
         self._records = RecordService(log, env, tasks)
         self._env = env
         self._tasks = tasks
+
+    def start(self, control: ControlService) -> None:
+        """Take in results, and answer what comes as control messages."""
+        self.attach(control)
+        self._tasks.create_task(self.serve(), name="result store")
+        self._tasks.create_task(self.expire(), name="result expiry")
 
     def attach(self, control: ControlService) -> None:
         """Answer reads and purges that come as control messages."""
@@ -90,6 +95,7 @@ class StoreService:
                 get_logger().warning("store_expire_failed", error=str(error))
 
     async def _take(self, inbox: Receiver, delivery: Delivery) -> None:
+        """Write a result straight out of the ring, whose bytes are given back when it is stored."""
         if delivery.kind == KIND_RECORD:
             await self._records.take(inbox, delivery)
             return
@@ -100,15 +106,13 @@ class StoreService:
             if delivery.kind != KIND_RESULT:
                 raise CodecError(f"a message of kind {delivery.kind} came to the result store")
             unpacked = unpack(delivery.payload, ResultInput)
-            value = materialise(unpacked.values["value"], BYTES, "cpu")
-        except (CodecError, KeyError) as error:
+            await self.put(unpacked.header, _bytes_of(unpacked.values.get("value")))
+        except CodecError as error:
             get_logger().warning("message_refused", region=STORE_REGION, error=repr(error))
-            return
         finally:
             inbox.release(delivery)
-        await self.put(unpacked.header, value)
 
-    async def put(self, header: ResultInput, value: bytes) -> None:
+    async def put(self, header: ResultInput, value: Bytes) -> None:
         """Store a result and tell its owner how it went."""
         try:
             outcome = await self._store.put(
@@ -193,3 +197,12 @@ class StoreService:
             get_logger().error("store_failed", exc_info=error)
             error = OnePieceError(f"the result store of {self._env.node_id} failed; its log has the cause")
         return error.to_wire()
+
+
+def _bytes_of(value: Wire) -> Bytes:
+    """The bytes of a received result, where they lie."""
+    if isinstance(value, WireBytes):
+        return value.buffer
+    if isinstance(value, bytes):
+        return value
+    raise CodecError(f"a result that is a {type(value).__name__} where bytes are wanted")

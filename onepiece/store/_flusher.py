@@ -36,4 +36,6 @@ class Flusher:
             if self._stopped.wait(self._seconds):
                 return
             self._changed.clear()
+            if self._stopped.is_set():
+                return  # ``stop`` came just before, and what it set to wake this thread was cleared
             self._flush()

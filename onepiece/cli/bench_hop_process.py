@@ -1,7 +1,7 @@
-"""A stage of ``onepiece bench hop`` in bare pyzmq: a process that pushes on what it pulls.
+"""The processes of ``onepiece bench hop``: each ends when its standard input does, with its parent.
 
-``python -m onepiece.cli.bench_hop_zmq ADDRESS`` prints where it pulls from and pushes to ADDRESS, until
-its standard input ends.
+``python -m onepiece.cli.bench_hop_process zmq ADDRESS`` is a stage in bare pyzmq: it prints where it pulls
+from and pushes on to ADDRESS. ``... node ARGUMENT...`` is ``python -m onepiece.node ARGUMENT...``.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import sys
 import threading
 
 
-async def serve(onward: str) -> None:
+async def _push_on(onward: str) -> None:
     """Push on every message, as it came."""
     import zmq.asyncio
 
@@ -30,6 +30,16 @@ def _end_with_input() -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
+def main(argv: list[str]) -> int:
+    """Run the process that the first argument names."""
     threading.Thread(target=_end_with_input, daemon=True).start()
-    asyncio.run(serve(sys.argv[1]))
+    if argv[0] == "zmq":
+        asyncio.run(_push_on(argv[1]))
+        return 0
+    from onepiece.node.__main__ import main as run_node
+
+    return run_node(argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
