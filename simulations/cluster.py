@@ -26,6 +26,7 @@ from simulations.loop import Stuck, VirtualLoop, branch, virtual_loop
 from simulations.sim_checks import SETTLE_SECONDS, Checks
 from simulations.sim_clients import Clients, Wish
 from simulations.sim_faults import Faults
+from simulations.sim_fences import Fences
 from simulations.sim_machine import SimMachine, World
 from simulations.sim_network import SILENCE_SECONDS, Network
 from simulations.sim_plan import Plan
@@ -68,8 +69,8 @@ class Cluster:
             branch(rng),
             directory,
             {LINE: line, DIAMOND: diamond},
-            plan.lost_answers,
-            plan.repeated_calls,
+            lost_answers=plan.lost_answers,
+            repeated_calls=plan.repeated_calls,
         )
         skews = branch(rng)
         self.machines = [
@@ -82,6 +83,9 @@ class Cluster:
             for number in range(plan.nodes)
         ]
         self.checks = Checks(loop, self.machines, trace)
+        self.fences = Fences(loop, trace)
+        self._world.watch = self.fences.watch
+        self._network.on_write = self.fences.check
         proxies = [machine for machine in self.machines if "proxy" in machine.options.roles]
         self.clients = Clients(loop, proxies, branch(rng), trace)
         self.faults = Faults(loop, self._network, self.machines, plan, branch(rng), trace, self.checks)

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(_line_of(report), flush=True)
         if report.problems:
             broken.append(report)
-            _print_problems(report)
+            _print_problems(report, with_story=not arguments.verbose)
     seconds = time.perf_counter() - begun
     told = ", ".join(f"{count} {what}" for what, count in endings.most_common())
     print(f"{len(plans)} seeds, {virtual_seconds:.0f} s of theirs in {seconds:.0f} s: {told}")
@@ -186,9 +186,9 @@ def _line_of(report: Report) -> str:
     )
 
 
-def _print_problems(report: Report) -> None:
+def _print_problems(report: Report, *, with_story: bool) -> None:
     print(f"\n--- seed {report.seed}: its latest story, and what is broken ---")
-    for line in report.story:
+    for line in report.story if with_story else ():
         print(line)
     for problem in report.problems[:20]:
         print(f"BROKEN {problem}")

@@ -58,6 +58,8 @@ class Process:
         self.steps = 0
         """How many steps it has run."""
         self.is_paused = False
+        self.resumed_at = 0.0
+        """When its last pause ended, as of the loop's ``now``."""
         self._loop = loop
         self._ready: deque[_Step | _Timer] = deque()
         self._fuse: tuple[int, Callable[[], None]] | None = None
@@ -83,6 +85,7 @@ class Process:
     def resume(self) -> None:
         """Go on behind a pause."""
         self.is_paused = False
+        self.resumed_at = self._loop.now
 
     def after_steps(self, count: int, callback: Callable[[], None]) -> None:
         """Call ``callback`` behind the ``count``-th step from now: between any two awaits of its tasks."""

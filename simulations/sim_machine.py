@@ -55,6 +55,8 @@ class World:
     rng: Random
     directory: Path
     workflows: dict[str, Workflow[Any, Any]]
+    watch: Callable[[Process, Node], None] = lambda *_: None
+    """Told of each node that is open."""
     lost_answers: float = 0.0
     """Of a client's calls, to be carried out without an answer."""
     repeated_calls: float = 0.0
@@ -151,6 +153,7 @@ class SimMachine:
         try:
             async with open_node(self._options, life.stop, self._parts()) as node, life.calls:
                 life.node = node
+                self._world.watch(life.process, node)
                 try:
                     await serve_until_stopped(node, life.stop)
                 finally:

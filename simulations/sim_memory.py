@@ -185,7 +185,7 @@ class SimMemory(RemoteMemory):
                 step()
             if condition():
                 for offset, data in landing:
-                    self._far.region.memory.write(offset, data)
+                    self._far.write(offset, data)
             for step in behind:
                 step()
 

@@ -283,6 +283,8 @@ class Network:
     ) -> None:
         self.loop = loop
         self.on_arrival = on_arrival
+        self.on_write: Callable[[Process, bytes], None] = lambda *_: None
+        """Told of each write into a process's memory, with the hello of the producer that wrote."""
         self.rng = rng
         self.weather = weather
         self.slowness = 1.0

@@ -26,10 +26,11 @@ class Hooks:
 class SimSession:
     """The owner's side of a session."""
 
-    def __init__(self, region: "SimRegion", number: int, wire: Wire) -> None:
+    def __init__(self, region: "SimRegion", number: int, wire: Wire, hello: bytes) -> None:
         self.region = region
         self.number = number
         self.wire = wire
+        self.hello = hello
         self.is_over = False
         self._was_nudged = False
         """Since the producer's latest look."""
@@ -53,6 +54,11 @@ class SimSession:
         except ProtocolError as error:
             self.wire.refuse(error)
             self._lost()
+
+    def write(self, offset: int, data: bytes) -> None:
+        """A part of what the producer has posted lands."""
+        self.region.network.on_write(self.region.process, self.hello)
+        self.region.memory.write(offset, data)
 
     def look(self) -> None:
         """The producer sees the region as it is now: earlier nudges are no news."""

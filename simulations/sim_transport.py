@@ -164,7 +164,7 @@ class SimListener(Listener):
         if region.is_closed:
             wire.refuse(UnknownRegion(f"{region.address} was closed while the session was opened"))
             return
-        session = SimSession(region, accepted.session, wire)
+        session = SimSession(region, accepted.session, wire, knock.hello)
         region.enter(session)
         wire.back.send(lambda: knock.admitted(session, accepted))
 
