@@ -7,7 +7,7 @@ from onepiece.codec import CodecError, unpack
 from onepiece.errors import OnePieceError, StoreFull, UnknownRequest
 from onepiece.limits import RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
-from onepiece.messages import STORE_REGION, ResultPiece
+from onepiece.messages import STORE_REGION, AskEnded, ReleaseRequests, ResultPiece
 from onepiece.node.control import ControlService
 from onepiece.record_messages import (
     DropRecords,
@@ -25,6 +25,8 @@ from onepiece.runtime.environment import Environment
 from onepiece.store import LogEntry, RequestLog
 from transports import Delivery, Receiver
 
+_LOOKS_PER_QUESTION: Final = 4
+_ASKED_MAX: Final = 1024
 _CONTENT_TYPE: Final = "application/vnd.onepiece.record"
 
 
@@ -35,10 +37,14 @@ class RecordService:
         self._log = log
         self._env = env
         self._tasks = tasks
+        self._looks = 0
+        self._asked: set[str] = set()
+        """Requests whose owners were asked whether they have ended."""
 
     def attach(self, control: ControlService) -> None:
-        """Receive what proxies ask."""
-        control.on(DropRecords, lambda message: self._start(self._drop(message)))
+        """Receive what proxies ask, and what they answer."""
+        control.on(ReleaseRequests, self._on_release)
+        control.on(DropRecords, lambda message: self._start(self._drop(message.uids)))
         control.on(ListOrphans, lambda message: self._start(self._list(message)))
         control.on(TakeOver, lambda message: self._start(self._take_over(message)))
         control.on(ReadRecord, lambda message: self._start(self._read(message)))
@@ -65,11 +71,33 @@ class RecordService:
         self._env.outbox.post(record.owner, answer)
 
     async def expire(self) -> None:
-        """Drop what is out of time."""
+        """Drop what is out of time, and now and then ask about the rest."""
         await self._log.expire(self._env.now())
+        self._looks += 1
+        if self._looks % _LOOKS_PER_QUESTION == 0:
+            await self._ask_owners()
 
-    async def _drop(self, message: DropRecords) -> None:
-        for uid in message.uids:
+    async def _ask_owners(self) -> None:
+        """Word that a request has ended may have missed this node: it was not there, or out of reach.
+
+        A record whose owner is gone is none of this: whoever adopts the request sees to it.
+        """
+        entries = await self._log.orphans(frozenset(), _ASKED_MAX)
+        self._asked = {entry.uid for entry in entries}
+        by_owner: dict[str, list[str]] = {}
+        for entry in entries:
+            by_owner.setdefault(entry.owner, []).append(entry.uid)
+        for owner, uids in by_owner.items():
+            self._env.outbox.post(owner, AskEnded(self._env.control_address, tuple(uids)))
+
+    def _on_release(self, message: ReleaseRequests) -> None:
+        ended = self._asked.intersection(message.uids)
+        if ended:
+            self._asked -= ended
+            self._start(self._drop(tuple(sorted(ended))))
+
+    async def _drop(self, uids: tuple[str, ...]) -> None:
+        for uid in uids:
             try:
                 await self._log.remove(uid, self._env.now())
             except StoreFull as error:
