@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
+SECONDS ?= 120
+SEEDS ?= 1000
 
 # On few cores a second OpenMP thread spins against the first: ten times slower, not faster.
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test setup setup-test lint explore explore-full bench clean
+.PHONY: demo test setup setup-test lint explore explore-full chaos simulate bench clean
 
 demo: setup
 	$(BIN)/python -m stages.demo
@@ -30,6 +32,12 @@ explore: setup-test
 
 explore-full: setup-test
 	$(BIN)/python -m simulations explore --full
+
+chaos: setup-test
+	$(BIN)/python -m simulations chaos --seconds $(SECONDS)
+
+simulate: setup-test
+	$(BIN)/python -m simulations cluster --seed 0 --seeds $(SEEDS)
 
 bench: setup-test
 	$(BIN)/onepiece bench transport

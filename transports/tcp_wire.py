@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from transports.operations import Bytes
 
@@ -289,8 +289,8 @@ class TlsWire(Wire, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asyncio has finished the TLS handshake."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not asserted: uvloop's transports do not descend from asyncio's, they only do the same.
+        self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(high=PENDING_BYTES_HIGH, low=PENDING_BYTES_LOW)
         if self._closed:
             transport.abort()

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from onepiece.cli.bench_hop_backends import BACKENDS, SERIAL_BYTES, STAGES, Chain, Reply, Seen
 from onepiece.log import configure
+from onepiece.node.loop import run_on_node_loop
 
 HOPS: Final = STAGES + 1
 _BASE: Final = "pyzmq"
@@ -333,7 +334,7 @@ def run(argv: list[str]) -> int:
     if options.size is not None:
         cells = tuple(cell for cell in cells if cell.size_bytes in options.size)
     configure(level="warning")
-    rows = rows_of(asyncio.run(measure(chosen_backends(options.backend), rounds, cells)))
+    rows = rows_of(run_on_node_loop(measure(chosen_backends(options.backend), rounds, cells)))
     if options.json:
         print(json.dumps({"rounds": rounds, "hops": HOPS, "rows": [asdict(row) for row in rows]}, indent=2))
         return 0

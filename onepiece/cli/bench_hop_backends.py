@@ -9,7 +9,8 @@ latency.
   process is a node too, with proxy, result store and manager. A request is answered when its last
   event is there: its result is in the store of the measuring process then, and survives it. Results
   are read back, checked and purged when a cell's clock has stopped.
-* ``pyzmq``: frames pushed on as they were pulled; no serialiser, no routing, no errors.
+* ``pyzmq``: frames pushed on as they were pulled; no serialiser, no routing, no errors. Its stages run on
+  asyncio's own loop; those of ``pyzmq-node-loop`` on the loop that nodes use, as the measuring process does.
 * ``dask``: three workers, tasks chained by futures; payloads of 64 KiB and more are scattered.
 * ``ray``: three actors, calls chained by references.
 """
@@ -211,8 +212,12 @@ class _Zmq(Chain):
         return _Bytes(await answer)
 
 
+def _open_zmq(process: str) -> Callable[[], AbstractAsyncContextManager[Chain]]:
+    return lambda: _zmq_chain(process)
+
+
 @asynccontextmanager
-async def _open_zmq() -> AsyncIterator[Chain]:
+async def _zmq_chain(kind: str) -> AsyncIterator[Chain]:
     import zmq.asyncio
 
     async with contextlib.AsyncExitStack() as stack:
@@ -224,7 +229,7 @@ async def _open_zmq() -> AsyncIterator[Chain]:
         pull.linger = push.linger = 0
         onward = f"tcp://{_LOOPBACK}:{pull.bind_to_random_port(f'tcp://{_LOOPBACK}')}"
         for _ in range(STAGES):  # the last one first: each is told where it pushes to
-            process = await stack.enter_async_context(_process("zmq", onward))
+            process = await stack.enter_async_context(_process(kind, onward))
             assert process.stdout is not None
             async with asyncio.timeout(_START_SECONDS):
                 onward = (await process.stdout.readline()).decode().strip()
@@ -321,7 +326,8 @@ async def _open_ray() -> AsyncIterator[Chain]:
 BACKENDS: Final[dict[str, Backend]] = {
     backend.name: backend
     for backend in (
-        Backend("pyzmq", "zmq", "onepiece[bench]", _open_zmq),
+        Backend("pyzmq", "zmq", "onepiece[bench]", _open_zmq("zmq")),
+        Backend("pyzmq-node-loop", "zmq", "onepiece[bench]", _open_zmq("zmq-node-loop")),
         Backend(
             "onepiece-loop", "onepiece", "onepiece", _open_runtime("through_loop"), is_checked_later=True
         ),

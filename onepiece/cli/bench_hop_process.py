@@ -1,7 +1,8 @@
 """The processes of ``onepiece bench hop``: each ends when its standard input does, with its parent.
 
 ``python -m onepiece.cli.bench_hop_process zmq ADDRESS`` is a stage in bare pyzmq: it prints where it pulls
-from and pushes on to ADDRESS. ``... node ARGUMENT...`` is ``python -m onepiece.node ARGUMENT...``.
+from and pushes on to ADDRESS; with ``zmq-node-loop`` it does so on the event loop that nodes use. ``...
+node ARGUMENT...`` is ``python -m onepiece.node ARGUMENT...``.
 """
 
 import asyncio
@@ -35,6 +36,11 @@ def main(argv: list[str]) -> int:
     threading.Thread(target=_end_with_input, daemon=True).start()
     if argv[0] == "zmq":
         asyncio.run(_push_on(argv[1]))
+        return 0
+    if argv[0] == "zmq-node-loop":
+        from onepiece.node.loop import run_on_node_loop
+
+        run_on_node_loop(_push_on(argv[1]))
         return 0
     from onepiece.node.__main__ import main as run_node
 

@@ -1,11 +1,11 @@
 """``python -m onepiece.node``: run one node of a set."""
 
-import asyncio
 import sys
 from collections.abc import Sequence
 
 from onepiece.errors import ConfigError, OnePieceError
 from onepiece.log import configure
+from onepiece.node.loop import run_on_node_loop
 from onepiece.node.node import run_node
 from onepiece.node.options import NodeOptions, read_options
 from onepiece.node.stopping import STOPPED_AT_ONCE, StopSignal, watch_signals
@@ -36,7 +36,7 @@ def _run(options: NodeOptions) -> int:
 
     status = 0
     try:
-        if not asyncio.run(run()):
+        if not run_on_node_loop(run()):
             status = 1
     except* ListenFailed as errors:
         _say(_first(errors))

@@ -32,6 +32,7 @@ OWNERS = {
     "torch": ("onepiece/_torch.py", "stages/"),
     "transformers": ("stages/",),
     "uvicorn": ("onepiece/node/http_server.py",),
+    "uvloop": ("onepiece/node/loop.py",),
     "xxhash": ("onepiece/core/routing.py", "transports/ring/"),
     "zmq": ("onepiece/cli/bench_",),
 }
@@ -45,6 +46,7 @@ REQUIRED = frozenset(
 
 LAZY: dict[str, str] = {
     "onepiece/__init__.py": "the client needs httpx, which stages and workers do not",
+    "onepiece/cli/bench_hop_process.py": "a stage of pyzmq must not carry what a node imports",
     "onepiece/cli/main.py": "each command imports only what it needs: help is there at once",
     "stages/demo/fork_server.py": "loading it before the fork is what the server is for",
     "stages/training/__main__.py": "each command imports only what it needs: they take seconds to import",
