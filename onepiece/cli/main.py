@@ -58,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"onepiece {_version()}")
+    _add_server(parser, default=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="VERB")
     _add_dev(commands)
     _add_submit(commands)
@@ -204,13 +205,18 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, json_help: str) -> None:
+    _add_server(parser, default=argparse.SUPPRESS)  # else it would unset what stands before the verb
+    parser.add_argument("--json", action="store_true", help=json_help)
+
+
+def _add_server(parser: argparse.ArgumentParser, default: str | None) -> None:
     parser.add_argument(
         "--server",
+        default=default,
         metavar="URL",
         help=f"a proxy of the set, or several with commas between them; wins over the variable "
-        f"{SERVER_VARIABLE}, which wins over the default {DEFAULT_SERVER}",
+        f"{SERVER_VARIABLE}, which wins over the default {DEFAULT_SERVER}; stands before or behind the verb",
     )
-    parser.add_argument("--json", action="store_true", help=json_help)
 
 
 def _remote(command: str) -> Callable[[argparse.Namespace], int]:

@@ -112,6 +112,19 @@ async def test_submit_prints_the_result_and_shows_progress(capsys: pytest.Captur
         assert the.frontend.requests_by_uid[the.only].is_purged
 
 
+async def test_the_server_stands_before_or_behind_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both reach it; of two, the one behind the verb wins."""
+    async with served(capsys, shout) as the:
+        for before, behind in (
+            (["--server", the.url], []),
+            ([], ["--server", the.url]),
+            (["--server", "http://127.0.0.1:9"], ["--server", the.url]),
+        ):
+            argv = [*before, "submit", "echo", "-i", "text=hi", *behind]
+            assert await to_thread.run_sync(main, argv) == 0
+            assert capsys.readouterr().out == "HI!\n"
+
+
 async def test_inputs_are_read_as_the_signature_says(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
