@@ -125,6 +125,18 @@ async def test_the_server_stands_before_or_behind_the_verb(capsys: pytest.Captur
             assert capsys.readouterr().out == "HI!\n"
 
 
+@pytest.mark.parametrize("wrong", ["steps=99999999999999999999", "prompt=\udc80", 'sizes=["\\udc80"]'])
+async def test_an_input_without_a_form_on_the_wire_is_rejected(
+    capsys: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    """It is named, as any wrong input is, with the same exit code."""
+    async with served(capsys) as the:
+        given = {"prompt": "prompt=x", "image": "image=@/dev/null"} | {wrong.partition("=")[0]: wrong}
+        argv = [word for text in given.values() for word in ("-i", text)]
+        assert await the.run("submit", "movie", *argv) == exits.REJECTED
+        assert f"InvalidInput: input '{wrong.partition('=')[0]}'" in the.err
+
+
 async def test_inputs_are_read_as_the_signature_says(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
