@@ -35,6 +35,7 @@ the same class again. An unknown name becomes a plain ``OnePieceError`` that kee
 
 # ruff: noqa: N818  # named by what the caller can do, not by being an error
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -224,6 +225,16 @@ def encodable(text: str) -> str:
     Errors quote what they were given, file names and broken texts too; telling of them must not fail.
     """
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def last_frame(error: OnePieceError) -> str | None:
+    """Where the error's ``traceback`` field ends: ``file:line in function``; None without one."""
+    lines = str(error.fields.get("traceback") or "").splitlines()
+    for line in reversed(lines):
+        found = re.match(r' *File "(.*)", line (\d+), in (.*)', line)
+        if found is not None:
+            return f"{found[1]}:{found[2]} in {found[3]}"
+    return None
 
 
 def _encodable_tree(tree: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from onepiece.cli import exits
 from onepiece.cli.inputs import HELP as INPUT_HELP
-from onepiece.errors import ConfigError, OnePieceError
+from onepiece.errors import ConfigError, OnePieceError, last_frame
 from onepiece.requests import RequestState
 from transports.errors import TransportError
 
@@ -255,7 +255,8 @@ def _first(error: BaseException) -> BaseException:
 def _told(error: BaseException) -> str:
     """The error for a person: what it is, and what it says."""
     if isinstance(error, OnePieceError) and not isinstance(error, ConfigError):
-        return f"{type(error).__name__}: {error.message}"
+        frame = last_frame(error)
+        return f"{type(error).__name__}: {error.message}" + (f"\n  raised at {frame}" if frame else "")
     return str(error)
 
 

@@ -125,6 +125,30 @@ async def test_the_server_stands_before_or_behind_the_verb(capsys: pytest.Captur
             assert capsys.readouterr().out == "HI!\n"
 
 
+async def test_a_stage_that_raised_is_told_with_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Below what it said stands where: the last frame of its traceback."""
+    trace = 'File "a.py", line 3, in run\n  File "my stages.py", line 7, in paint\n    boom()\nE: no'
+
+    def fail(name: str, inputs: Any) -> None:
+        raise StageFailed("paint raised E: no", traceback=trace)
+
+    async with served(capsys, fail) as the:
+        assert await the.run("submit", "echo", "-i", "text=x") == exits.FAILED
+        assert "StageFailed: paint raised E: no\n  raised at my stages.py:7 in paint\n" in the.err
+
+
+async def test_where_the_result_goes_is_looked_at_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A result that could not be written is not asked for."""
+    async with served(capsys, shout) as the:
+        for output, words in ((tmp_path / "no" / "x", "there is no directory"), (tmp_path, "is a directory")):
+            assert await the.run("submit", "echo", "-i", "text=x", "-o", str(output)) == exits.USAGE
+            assert words in the.err
+            assert await the.run("result", "nobody", "-o", str(output)) == exits.USAGE
+        assert not the.frontend.requests_by_uid
+
+
 @pytest.mark.parametrize("wrong", ["steps=99999999999999999999", "prompt=\udc80", 'sizes=["\\udc80"]'])
 async def test_an_input_without_a_form_on_the_wire_is_rejected(
     capsys: pytest.CaptureFixture[str], wrong: str
