@@ -175,7 +175,7 @@ async def _compose(
         control_address=f"{info.address}/{CONTROL_REGION}",
         inboxes=Inboxes(listener, clock=parts.monotonic, rng=parts.rng),
         outbox=outbox,
-        routes=Routes(),
+        routes=Routes(parts.monotonic),
         inbox_bytes=options.inbox_bytes,
         join_bytes=options.join_bytes,
         on_change=wake,
