@@ -37,7 +37,7 @@ def _module() -> ModuleType:
     except ImportError as error:
         raise CodecError(
             "a torch.Tensor is wanted here, and torch is not installed;"
-            " install the extra 'diffusion' (pip install 'onepiece[diffusion]')"
+            " install the extra 'diffusion' (pip install -e '.[diffusion]')"
         ) from error
     return torch
 

@@ -121,6 +121,8 @@ def _refuse(spec: TypeSpec, value: Any, path: str) -> Mismatch:
 def _fit(spec: TypeSpec, value: Any, path: str, *, loose: bool) -> Any:
     kind = spec.kind
     if kind is Kind.ANY:
+        if loose:
+            _check_plain(value, path)
         return value
     plain = _PYTHON_TYPES.get(kind)
     if plain is not None:
@@ -148,11 +150,15 @@ def _bounded(kind: Kind, value: Any, path: str) -> Any:
     """An input of a plain type within its bounds, as the type wants it."""
     match kind:
         case Kind.FLOAT:
-            return float(value)
-        case Kind.INT if not limits.INTEGER_MIN <= value <= limits.INTEGER_MAX:
-            raise Mismatch(path, "an int of more than 64 bits")
+            try:
+                return float(value)
+            except OverflowError:
+                raise Mismatch(path, "an int that is too large for a float") from None
+        case Kind.INT:
+            _check_plain(value, path)
         case Kind.STR:
-            size = len(value.encode("utf-8", "surrogatepass"))
+            _check_plain(value, path)
+            size = len(value.encode())
             if size > limits.TEXT_INPUT_BYTES_MAX:
                 raise TooLarge(path, f"a text of {size} bytes", limits.TEXT_INPUT_BYTES_MAX)
         case Kind.BYTES:
@@ -160,6 +166,30 @@ def _bounded(kind: Kind, value: Any, path: str) -> Any:
             if size > limits.BYTES_INPUT_BYTES_MAX:
                 raise TooLarge(path, f"{size} bytes", limits.BYTES_INPUT_BYTES_MAX)
     return value
+
+
+def _check_plain(value: Any, path: str) -> None:
+    """Refuse what JSON can say and the wire can not, however deep it lies."""
+    match value:
+        case int() if not limits.INTEGER_MIN <= value <= limits.INTEGER_MAX:
+            raise Mismatch(path, "an int of more than 64 bits")
+        case str() if not _is_encodable(value):
+            raise Mismatch(path, "a text with a lone surrogate, which has no form in UTF-8")
+        case list() | tuple():
+            for item in value:
+                _check_plain(item, path)
+        case dict():
+            for key, item in value.items():
+                _check_plain(key, path)
+                _check_plain(item, path)
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class TooLarge(Mismatch):

@@ -35,6 +35,7 @@ the same class again. An unknown name becomes a plain ``OnePieceError`` that kee
 
 # ruff: noqa: N818  # named by what the caller can do, not by being an error
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -59,11 +60,11 @@ class OnePieceError(Exception):
         return _rebuild, (type(self).__name__, self.message, self.fields)
 
     def to_wire(self) -> dict[str, Any]:
-        """The error as a map of plain values."""
+        """The error as a map of plain values, whose texts can all be written as UTF-8."""
         return {
             "error": type(self).__name__,
-            "message": self.message,
-            "fields": self.fields,
+            "message": encodable(self.message),
+            "fields": _encodable_tree(self.fields),
             "retryable": self.retryable,
         }
 
@@ -216,6 +217,36 @@ class NodeUnreachable(OnePieceError):
 
 class CodecError(OnePieceError):
     """A value has no form on the wire, or bytes from the wire follow no rule; the message names which."""
+
+
+def encodable(text: str) -> str:
+    r"""The text with ``\udc80`` for a surrogate, which has no form in UTF-8.
+
+    Errors quote what they were given, file names and broken texts too; telling of them must not fail.
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def last_frame(error: OnePieceError) -> str | None:
+    """Where the error's ``traceback`` field ends: ``file:line in function``; None without one."""
+    lines = str(error.fields.get("traceback") or "").splitlines()
+    for line in reversed(lines):
+        found = re.match(r' *File "(.*)", line (\d+), in (.*)', line)
+        if found is not None:
+            return f"{found[1]}:{found[2]} in {found[3]}"
+    return None
+
+
+def _encodable_tree(tree: Any) -> Any:
+    match tree:
+        case str():
+            return encodable(tree)
+        case Mapping():
+            return {_encodable_tree(key): _encodable_tree(value) for key, value in tree.items()}
+        case list() | tuple():
+            return [_encodable_tree(item) for item in tree]
+        case _:
+            return tree
 
 
 def _all_kinds(root: type[OnePieceError]) -> dict[str, type[OnePieceError]]:

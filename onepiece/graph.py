@@ -342,7 +342,8 @@ def validate(graph: WorkflowGraph) -> None:
         raise WiringError(f"workflow {graph.name!r}: its output: {why}")
     idle = unreached(graph.nodes, graph.output)
     if idle:
-        raise DefinitionError(f"workflow {graph.name!r}: {', '.join(idle)} never reach its output")
+        verb = "never reaches" if len(idle) == 1 else "never reach"
+        raise DefinitionError(f"workflow {graph.name!r}: {', '.join(idle)} {verb} its output")
 
 
 def source_refusal(

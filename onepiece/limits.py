@@ -74,6 +74,10 @@ DELIVERY_PATIENCE_SECONDS: Final = 30.0
 EVENTS_PER_REQUEST_MAX: Final = 512
 RECORDS_MAX: Final = 10_000
 RECORD_KEEP_SECONDS: Final = 3600.0
+STORES_RETURN_SECONDS: Final = 5.0
+"""How long behind its first route table a node takes into account that store nodes may still join."""
+STORES_FORGOTTEN_SECONDS: Final = 600.0
+"""How long a store node that is gone is expected back, with what lies on its disk."""
 FOLLOWERS_PER_REQUEST_MAX: Final = 64
 """Clients that follow one request's events at once."""
 

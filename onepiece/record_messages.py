@@ -14,7 +14,7 @@ keep it from before the client is told "accepted" until the request has ended.
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from onepiece.codec import register
 
@@ -37,6 +37,9 @@ class RequestRecord:
     accepted_at: float
     deadline_at: float
     adoptions: int = 0
+    joins: Mapping[str, int] = field(factory=dict)
+    """The actor chosen for each graph node with several sources, as in ``StageInput``. Kept beside the
+    inputs: what is retained of the request names them, so that every later owner must, too."""
 
 
 @register

@@ -27,6 +27,7 @@ Setup = Callable[[StageContext[None]], AsyncIterator[State]]
 
 Body = Callable[Concatenate[StageContext[State], Inputs], Coroutine[Any, Any, Output]]
 
+_CONTEXT_NAMES: Final = frozenset({"ctx", "context", "_", "_ctx", "_context"})
 _NO_PARAMETER: Final = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
@@ -241,8 +242,17 @@ def _define(
         )
     signature = inspect.signature(function)
     context, *rest = signature.parameters.values() or [_NO_PARAMETER]
-    if context.kind not in {context.POSITIONAL_ONLY, context.POSITIONAL_OR_KEYWORD}:
-        raise DefinitionError(f"{where}: its first parameter is the StageContext: async def stage(ctx, ...)")
+    annotation = context.annotation  # a text where the module postpones annotations
+    is_context = (
+        context.name in _CONTEXT_NAMES
+        or annotation is context.empty
+        or "Context" in (annotation if isinstance(annotation, str) else repr(annotation))
+    )
+    if not is_context or context.kind not in {context.POSITIONAL_ONLY, context.POSITIONAL_OR_KEYWORD}:
+        raise DefinitionError(
+            f"{where}: its first parameter must be the context: "
+            f"async def {function.__name__}(ctx: StageContext[None], ...)"
+        )
     key = f"{function.__module__}:{function.__qualname__}"
     spec = StageSpec(
         key=key,

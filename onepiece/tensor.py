@@ -88,7 +88,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of a wire name; raises ``CodecError`` if numpy has none."""
     if name in NUMPY_LACKS:
         raise CodecError(
-            f"numpy has no dtype {name}: install the extra 'diffusion' (pip install 'onepiece[diffusion]')"
+            f"numpy has no dtype {name}: install the extra 'diffusion' (pip install -e '.[diffusion]')"
             " and import torch, or convert the tensor before it leaves the stage"
         )
     return np.dtype(name) if name in ITEM_BYTES else _parse_numpy_spelling(name)

@@ -372,9 +372,7 @@ def _import_libraries() -> Libraries:
             download=importlib.import_module("huggingface_hub").snapshot_download,
         )
     except ImportError as error:
-        raise ConfigError(
-            f"Wan models need {error.name or error}; pip install 'onepiece[diffusion]'"
-        ) from error
+        raise ConfigError(f"Wan models need {error.name or error}; pip install -e '.[diffusion]'") from error
 
 
 def _image_processor_class(transformers: Any) -> Any:

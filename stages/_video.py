@@ -29,7 +29,7 @@ def read_image(data: bytes, field: str = "image") -> "Image":
         InvalidInput: No image, a damaged one, or one of too many bytes or pixels; ``field`` is named.
     """
     image_module = _pillow()
-    from PIL import ImageOps
+    from PIL import ImageOps, UnidentifiedImageError
 
     if len(data) > MAX_IMAGE_BYTES:
         raise _refuse(field, f"has {len(data)} bytes; at most {MAX_IMAGE_BYTES} are read")
@@ -42,10 +42,10 @@ def read_image(data: bytes, field: str = "image") -> "Image":
         raise
     except Exception as error:
         # Decoders raise whatever comes to pass in a hostile file: OSError, SyntaxError, struct.error, ...
-        start = data[:12]
-        raise _refuse(
-            field, f"is no readable image ({len(data)} bytes that start with {start!r}): {error}"
-        ) from error
+        given = f"{len(data)} bytes that start with {data[:12]!r}"
+        if isinstance(error, UnidentifiedImageError):  # its text names our buffer, and says no more than ours
+            raise _refuse(field, f"is no readable image: {given}") from error
+        raise _refuse(field, f"is no readable image ({given}): {error}") from error
 
 
 def _check_pixels(field: str, pixels: int) -> None:
@@ -126,4 +126,4 @@ def _pyav() -> Any:
 
 
 def _missing(what: str) -> ConfigError:
-    return ConfigError(f"{what} is not installed; pip install 'onepiece[diffusion]'")
+    return ConfigError(f"{what} is not installed; pip install -e '.[diffusion]'")

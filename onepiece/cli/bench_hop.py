@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
 from typing import Any, Final
 
 from attrs import asdict, frozen
@@ -24,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from onepiece.cli.bench_hop_backends import BACKENDS, SERIAL_BYTES, STAGES, Chain, Reply, Seen
+from onepiece.errors import ConfigError
 from onepiece.log import configure
 from onepiece.node.loop import run_on_node_loop
 
@@ -321,7 +323,7 @@ def chosen_backends(wanted: Sequence[str] | None) -> list[str]:
     for name in list(names):
         backend = BACKENDS[name]
         if not backend.is_installed:
-            print(f"{name} is not installed and is left out (pip install '{backend.extra}')", file=sys.stderr)
+            print(f"{name} is not installed and is left out (pip install {backend.extra})", file=sys.stderr)
             names.remove(name)
     return names
 
@@ -329,6 +331,10 @@ def chosen_backends(wanted: Sequence[str] | None) -> list[str]:
 def run(argv: list[str]) -> int:
     """Measure and print; returns the exit status."""
     options = parser().parse_args(argv)
+    if find_spec("psutil") is None:
+        raise ConfigError(
+            "psutil counts the processes' CPU seconds and is not installed; pip install -e '.[bench]'"
+        )
     rounds = options.rounds or (_ROUNDS_QUICK if options.quick else _ROUNDS)
     cells = quick_cells(CELLS) if options.quick else CELLS
     if options.size is not None:

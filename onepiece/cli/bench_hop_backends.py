@@ -326,15 +326,15 @@ async def _open_ray() -> AsyncIterator[Chain]:
 BACKENDS: Final[dict[str, Backend]] = {
     backend.name: backend
     for backend in (
-        Backend("pyzmq", "zmq", "onepiece[bench]", _open_zmq("zmq")),
-        Backend("pyzmq-node-loop", "zmq", "onepiece[bench]", _open_zmq("zmq-node-loop")),
+        Backend("pyzmq", "zmq", "-e '.[bench]'", _open_zmq("zmq")),
+        Backend("pyzmq-node-loop", "zmq", "-e '.[bench]'", _open_zmq("zmq-node-loop")),
         Backend(
             "onepiece-loop", "onepiece", "onepiece", _open_runtime("through_loop"), is_checked_later=True
         ),
         Backend(
             "onepiece-thread", "onepiece", "onepiece", _open_runtime("through_threads"), is_checked_later=True
         ),
-        Backend("dask", "distributed", "onepiece[bench]", _open_dask),
+        Backend("dask", "distributed", "-e '.[bench]'", _open_dask),
         Backend("ray", "ray", "ray", _open_ray),
     )
 }

@@ -189,7 +189,7 @@ def chosen_backends(wanted: Sequence[str] | None) -> list[str]:
     """The backends to measure, raw sockets first; pyzmq only where it is installed."""
     names = [name for name in BACKENDS if wanted is None or name in wanted or name == _RAW]
     if "pyzmq" in names and find_spec("zmq") is None:
-        print("pyzmq is not installed and is left out (pip install 'onepiece[bench]')", file=sys.stderr)
+        print("pyzmq is not installed and is left out (pip install -e '.[bench]')", file=sys.stderr)
         names.remove("pyzmq")
     return names
 

@@ -1,6 +1,5 @@
 """``onepiece dev``: everything in one process, and a word when it is ready."""
 
-import asyncio
 import sys
 from typing import Final
 
@@ -8,7 +7,7 @@ import onepiece
 from onepiece.client import Client
 from onepiece.errors import OnePieceError
 from onepiece.log import configure
-from onepiece.node.node import run_dev
+from onepiece.node.node import Node, run_dev
 
 PROBE_SECONDS: Final = 3600.0
 
@@ -18,7 +17,7 @@ async def run(workflow: str, *, http: str, listen: str) -> None:
 
     Args:
         workflow: ``module:workflow``.
-        http: Where clients reach it, as ``host:port``.
+        http: Where clients reach it, as ``host:port``; port 0 takes a free one.
         listen: Where nodes reach it.
 
     Raises:
@@ -26,18 +25,14 @@ async def run(workflow: str, *, http: str, listen: str) -> None:
         DefinitionError: The module defines a stage or workflow wrongly.
     """
     configure()
-    async with asyncio.TaskGroup() as tasks:
-        telling = tasks.create_task(_tell_ready(http), name="tell ready")
-        await run_dev(workflow, http=http, listen=listen)
-        telling.cancel()
+    await run_dev(workflow, http=http, listen=listen, started=_tell_ready)
 
 
-async def _tell_ready(http: str) -> None:
+async def _tell_ready(node: Node) -> None:
     """Say where it serves and how to try it, once every stage is loaded."""
-    if http.endswith(":0"):
-        return  # a free port was asked for: the node's log says which it became
+    assert node.http is not None
     try:
-        async with onepiece.connect(f"http://{http}") as client:
+        async with onepiece.connect(node.http) as client:
             await client.wait_ready(PROBE_SECONDS)
             sys.stderr.write(await _greeting(client))
             sys.stderr.flush()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from onepiece.cli import exits
 from onepiece.cli.inputs import HELP as INPUT_HELP
-from onepiece.errors import ConfigError, OnePieceError
+from onepiece.errors import ConfigError, OnePieceError, last_frame
 from onepiece.requests import RequestState
 from transports.errors import TransportError
 
@@ -58,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"onepiece {_version()}")
+    _add_server(parser, default=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="VERB")
     _add_dev(commands)
     _add_submit(commands)
@@ -204,13 +205,18 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_common(parser: argparse.ArgumentParser, json_help: str) -> None:
+    _add_server(parser, default=argparse.SUPPRESS)  # else it would unset what stands before the verb
+    parser.add_argument("--json", action="store_true", help=json_help)
+
+
+def _add_server(parser: argparse.ArgumentParser, default: str | None) -> None:
     parser.add_argument(
         "--server",
+        default=default,
         metavar="URL",
         help=f"a proxy of the set, or several with commas between them; wins over the variable "
-        f"{SERVER_VARIABLE}, which wins over the default {DEFAULT_SERVER}",
+        f"{SERVER_VARIABLE}, which wins over the default {DEFAULT_SERVER}; stands before or behind the verb",
     )
-    parser.add_argument("--json", action="store_true", help=json_help)
 
 
 def _remote(command: str) -> Callable[[argparse.Namespace], int]:
@@ -249,7 +255,8 @@ def _first(error: BaseException) -> BaseException:
 def _told(error: BaseException) -> str:
     """The error for a person: what it is, and what it says."""
     if isinstance(error, OnePieceError) and not isinstance(error, ConfigError):
-        return f"{type(error).__name__}: {error.message}"
+        frame = last_frame(error)
+        return f"{type(error).__name__}: {error.message}" + (f"\n  raised at {frame}" if frame else "")
     return str(error)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from onepiece.cli.columns import bytes_text, columns, seconds_text
 from onepiece.cli.progress import Display, RequestView, display
 from onepiece.client import Client, NodeInfo, RequestHandle, WorkflowInfo
 from onepiece.client.api import event_to_plain, status_to_plain, to_plain
-from onepiece.errors import OnePieceError, UnknownNode, UnknownWorkflow
+from onepiece.errors import ConfigError, OnePieceError, UnknownNode, UnknownWorkflow
 from onepiece.requests import RequestState, RequestStatus
 
 Arguments: TypeAlias = argparse.Namespace
@@ -41,6 +42,8 @@ async def run(command: Command, arguments: Arguments) -> int:
 async def submit(client: Client, arguments: Arguments) -> int:
     """Submit a request, show its progress, and fetch its result."""
     workflow = await _workflow(client, arguments.workflow)
+    if not arguments.no_wait:
+        _check_output(arguments.output)
     values = await anyio.to_thread.run_sync(inputs.read_inputs, workflow, arguments.input)
     handle = await client.submit(workflow.name, values, timeout=arguments.timeout, key=arguments.key)
     if arguments.no_wait:
@@ -68,6 +71,7 @@ async def watch(client: Client, arguments: Arguments) -> int:
 
 async def result(client: Client, arguments: Arguments) -> int:
     """Fetch the result of a request, waiting for it if it still runs."""
+    _check_output(arguments.output)
     return await _deliver(client.attach(arguments.uid), arguments)
 
 
@@ -191,6 +195,21 @@ async def _deliver(handle: RequestHandle[Any], arguments: Arguments) -> int:
     if not arguments.keep:
         await handle.drop()
     return exits.OK
+
+
+def _check_output(output: str | None) -> None:
+    """See that the result can be written there before anything is asked for, not when it has been made."""
+    if output is None or output == STDOUT:
+        return
+    path = Path(output)
+    if path.is_dir():
+        raise ConfigError(f"--output {output} is a directory: name a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"--output {output}: there is no directory {path.parent}: make it, or name another file"
+        )
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"--output {output}: {path.parent} may not be written to: name another file")
 
 
 def _say_saved(uid: str, path: Path, size: int, *, as_json: bool) -> None:

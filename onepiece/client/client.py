@@ -20,7 +20,7 @@ from onepiece.client.api import (
 )
 from onepiece.client.handle import RequestHandle
 from onepiece.codec import VALUE_CONTENT_TYPE, Packed, pack
-from onepiece.errors import InvalidInput, NodeUnreachable, NotReady, Overloaded
+from onepiece.errors import CodecError, InvalidInput, NodeUnreachable, NotReady, Overloaded
 from onepiece.graph import TypeSpec
 from onepiece.requests import RequestStatus
 from onepiece.workflow import Workflow, WorkflowCall
@@ -105,9 +105,9 @@ class Client:
                 lost never makes a second request.
 
         Raises:
-            Rejected: ``UnknownWorkflow``, ``InvalidInput`` (the field is named), ``PayloadTooLarge``,
-                ``NotReady``, ``Overloaded``: nothing of it is kept.
-            CodecError: An input has no form on the wire; it is named.
+            Rejected: ``UnknownWorkflow``, ``InvalidInput`` (the field is named: it is of the wrong type,
+                or has no form on the wire), ``PayloadTooLarge``, ``NotReady``, ``Overloaded``: nothing of
+                it is kept.
             NodeUnreachable: Nobody answers.
 
         Cancelled: the request may have been accepted; submitting again with the same ``key`` tells.
@@ -119,7 +119,7 @@ class Client:
             workflow, inputs, returns = call.workflow, call.inputs, call.returns
         else:
             workflow = call
-        packed = pack(None, inputs or {})
+        packed = _packed(inputs or {})
         query = {"workflow": workflow}
         if timeout is not None:
             query["timeout_seconds"] = repr(float(timeout))
@@ -234,6 +234,19 @@ class Client:
                 await pause(attempt)
                 attempt += 1
         raise latest or NodeUnreachable(f"{self.url} did not answer within {timeout} seconds", url=self.url)
+
+
+def _packed(inputs: Mapping[str, Any]) -> Packed:
+    """All inputs as one body; one that has no form on the wire is named."""
+    try:
+        return pack(None, inputs)
+    except CodecError as error:
+        for name, value in inputs.items():
+            try:
+                pack(None, {name: value})
+            except CodecError as why:
+                raise InvalidInput(f"input {name!r}: {why.message}", field=name) from error
+        raise InvalidInput(f"the inputs: {error.message}") from error  # only together they are too much
 
 
 def _body(packed: Packed) -> Body:

@@ -25,7 +25,14 @@ from onepiece.client.api import (
     strict_json,
 )
 from onepiece.codec import VALUE_CONTENT_TYPE, WireBytes, WireText, unpack, value_from_bytes
-from onepiece.errors import NodeUnreachable, NotReady, OnePieceError, PayloadTooLarge, ResultGone
+from onepiece.errors import (
+    NodeUnreachable,
+    NotReady,
+    OnePieceError,
+    PayloadTooLarge,
+    ResultGone,
+    UnknownRequest,
+)
 from onepiece.graph import TypeSpec
 from onepiece.requests import EventKind, RequestEvent, RequestStatus
 
@@ -151,7 +158,7 @@ class RequestHandle(Generic[Output]):
         else:
             value = bytes(sink.data)
         if not keep:
-            await self.drop()
+            await self._drop_fetched()
         return cast("Output", value)
 
     async def save(self, path: Path | str, *, keep: bool = False) -> int:
@@ -190,7 +197,7 @@ class RequestHandle(Generic[Output]):
             with suppress(FileNotFoundError):
                 part.unlink()
         if not keep:
-            await self.drop()
+            await self._drop_fetched()
         return size
 
     async def drop(self) -> None:
@@ -202,8 +209,13 @@ class RequestHandle(Generic[Output]):
         Raises:
             UnknownRequest: The proxy knows no such request.
         """
-        with suppress(NodeUnreachable, ResultGone):
-            await self._connection.call("DELETE", self._path("/result"), uid=self.uid)
+        with suppress(NodeUnreachable, NotReady, ResultGone):
+            await self._connection.call("DELETE", self._path("/result"))
+
+    async def _drop_fetched(self) -> None:
+        """Drop what is in the caller's hands: whatever becomes of that is no reason to take it away again."""
+        with suppress(UnknownRequest):
+            await self.drop()
 
     def _path(self, rest: str = "") -> str:
         return f"/v1/requests/{self.uid}{rest}"

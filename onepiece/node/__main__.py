@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from onepiece.errors import ConfigError, OnePieceError
+from onepiece.errors import ConfigError, DefinitionError, OnePieceError
 from onepiece.log import configure
 from onepiece.node.loop import run_on_node_loop
 from onepiece.node.node import run_node
@@ -42,8 +42,9 @@ def _run(options: NodeOptions) -> int:
         _say(_first(errors))
         status = 3
     except* (OnePieceError, TransportError) as errors:
-        _say(_first(errors))
-        status = 1
+        first = _first(errors)
+        _say(first)
+        status = 2 if isinstance(first, ConfigError | DefinitionError) else 1
     return STOPPED_AT_ONCE if stop.now.is_set() else status
 
 

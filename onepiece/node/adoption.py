@@ -165,12 +165,12 @@ class Adopter:
             if not await self._records.take_over(record):
                 return
             graph = self._env.routes.graphs[record.workflow]
-            inputs = _inputs(graph, memoryview(await self._records.body(uid)))
+            kept, inputs = _unpacked(graph, memoryview(await self._records.body(uid)))
             holdings = await self._who_holds(uid)
             if life != self._env.identity.life or self._knows(uid):
                 return
             get_logger().info("request_adopted", request=uid, workflow=record.workflow, held=len(holdings))
-            self._own(graph, record, inputs, holdings)
+            self._own(graph, evolve(record, joins=kept.joins), inputs, holdings)
             self._doubtful.discard(uid)
         except (OnePieceError, KeyError) as error:
             get_logger().warning("request_not_adopted", request=uid, error=str(error))
@@ -223,8 +223,8 @@ class Adopter:
             self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", message)
 
 
-def _inputs(graph: WorkflowGraph, body: memoryview) -> dict[str, Any]:
-    """The workflow's inputs as a record holds them."""
+def _unpacked(graph: WorkflowGraph, body: memoryview) -> tuple[RequestRecord, dict[str, Any]]:
+    """A record as its first owner wrote it, and the workflow's inputs in it."""
     types = {parameter.name: parameter.type for parameter in graph.inputs}
-    values = unpack(body, RequestRecord).values
-    return {name: materialise(value, types[name]) for name, value in values.items()}
+    unpacked = unpack(body, RequestRecord)
+    return unpacked.header, {name: materialise(each, types[name]) for name, each in unpacked.values.items()}

@@ -18,7 +18,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -175,7 +175,7 @@ async def _compose(
         control_address=f"{info.address}/{CONTROL_REGION}",
         inboxes=Inboxes(listener, clock=parts.monotonic, rng=parts.rng),
         outbox=outbox,
-        routes=Routes(),
+        routes=Routes(parts.monotonic),
         inbox_bytes=options.inbox_bytes,
         join_bytes=options.join_bytes,
         on_change=wake,
@@ -460,9 +460,21 @@ async def _until_drained(node: Node, stop: StopSignal) -> bool:
     return draining in done
 
 
-async def run_dev(workflow: str, *, http: str, listen: str) -> None:
-    """Run everything in one process, for ``onepiece dev``; until cancelled or a signal stops it."""
+async def run_dev(
+    workflow: str, *, http: str, listen: str, started: Callable[[Node], Coroutine[None, None, None]]
+) -> None:
+    """Run everything in one process, for ``onepiece dev``; until cancelled or a signal stops it.
+
+    Args:
+        workflow: ``module:workflow``.
+        http: Where clients reach it; port 0 takes a free one.
+        listen: Where nodes reach it.
+        started: Called with the node once it has bound its addresses; cancelled when it stops.
+    """
     options = NodeOptions(listen=Address.parse(listen), http=http, workflows=(workflow,), drain_seconds=5.0)
     stop = StopSignal()
     with watch_signals(stop):
-        await run_node(options, stop)
+        async with open_node(options, stop) as node, asyncio.TaskGroup() as tasks:
+            telling = tasks.create_task(started(node), name="started")
+            await serve_until_stopped(node, stop)
+            telling.cancel()

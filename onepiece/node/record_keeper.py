@@ -149,7 +149,7 @@ class RecordKeeper:
     async def find(self, uid: str) -> RequestRecord | None:
         """The record of a request that has not ended, as its last owner wrote it; None if there is none.
 
-        Raises ``NotReady`` if a store node that may have it does not answer.
+        Raises ``NotReady`` if a store node that may have it does not answer, or is away.
         """
         stores = self.stores()
         if not stores:
@@ -177,6 +177,9 @@ class RecordKeeper:
                 raise NotReady(f"who owns request {uid} is not known: {answer.message}", uid=uid) from answer
             if isinstance(answer, BaseException):
                 raise answer
+        why_unsure = self._env.routes.why_unsure()
+        if why_unsure is not None:
+            raise NotReady(f"whether request {uid} has ended is not known: {why_unsure}", uid=uid)
         return None
 
     async def take_over(self, record: RequestRecord) -> bool:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from onepiece.codec import CodecError, decode_control
 from onepiece.core.admission import RequestBudget
@@ -195,6 +195,7 @@ class RequestOwner:
         Raises what ``RecordKeeper.keep`` raises. If it does, or if the caller is cancelled, the record may
         be there all the same; then this proxy, or another one, drives the request soon.
         """
+        record = evolve(record, joins=self._joins(graph, record.uid))
         try:
             uid = await self._records.keep(record, dict(inputs))
         except BaseException:
@@ -232,7 +233,7 @@ class RequestOwner:
             received_at=record.accepted_at,
             deadline_at=record.deadline_at,
             sent_at=self._env.now(),
-            joins=self._joins(graph, record.uid),
+            joins=record.joins,
         )
         self._owned[record.uid] = _Owned(graph, header, inputs, record)
 
@@ -264,6 +265,8 @@ class RequestOwner:
         try:
             while True:
                 follower.wake.clear()
+                if not self._table.is_known(uid):
+                    return  # this node was declared dead: another proxy owns it, and goes on telling
                 for event in self._table.events(uid, after):
                     yield event
                     after = event.sequence

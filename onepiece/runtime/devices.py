@@ -22,7 +22,7 @@ from attrs import define, field
 
 from onepiece._torch import cuda_memory_bytes
 from onepiece.core.inventory import Device, DeviceKind
-from onepiece.errors import ConfigError
+from onepiece.errors import CodecError, ConfigError
 from onepiece.log import get_logger
 
 _T = TypeVar("_T")
@@ -78,7 +78,15 @@ def _cuda_count() -> int:
 
 def _memory_of(kind: str, index: int) -> int:
     if kind == "cuda":
-        return cuda_memory_bytes(index)
+        try:
+            return cuda_memory_bytes(index)
+        except (CodecError, AssertionError, RuntimeError) as error:  # no torch, one without CUDA, no such GPU
+            raise ConfigError(
+                f"the device cuda:{index} cannot be used here: {str(error).splitlines()[0]}. Name a "
+                "device that this machine has, as cpu:0, or install torch with CUDA; if no stage here needs "
+                f"torch, say how much memory it has (cuda:{index}=80GiB)",
+                device=f"cuda:{index}",
+            ) from error
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

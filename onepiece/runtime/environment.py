@@ -13,6 +13,7 @@ from attrs import field, frozen
 
 from onepiece.core.routing import RouteEpoch, RouteTable, life_of, rendezvous
 from onepiece.graph import WorkflowGraph
+from onepiece.limits import STORES_FORGOTTEN_SECONDS, STORES_RETURN_SECONDS
 from onepiece.messages import CONTROL_REGION, RequestErrored
 from onepiece.runtime.outbox import Outbox
 from onepiece.runtime.reports import Report
@@ -23,10 +24,22 @@ _REFUSED_MAX: Final = 1024
 _ADOPTED_MAX: Final = 16_384
 
 
+class Clock(Protocol):
+    """Seconds, since the epoch or on a monotonic clock."""
+
+    def __call__(self) -> float:
+        """The time now."""
+        ...
+
+
 class Routes:
     """The newest route table this node has seen, the graphs it names, and a way to wait for news."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._stores_left_at: dict[str, float | None] = {}
+        """Every store node that was seen lately, and since when it is not there."""
+        self._first_at: float | None = None
         self.table = RouteTable(RouteEpoch(0, 0))
         self.graphs: Mapping[str, WorkflowGraph] = {}
         self.proxies: Mapping[str, str] = {}
@@ -45,21 +58,39 @@ class Routes:
         }
         self.graphs = graphs
         self.unusable = unusable
+        self._note_stores()
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _note_stores(self) -> None:
+        now = self._clock()
+        self._first_at = now if self._first_at is None else self._first_at
+        present = {node.node_id for node in self.table.nodes if "store" in node.roles}
+        left = {name: at for name, at in self._stores_left_at.items() if name not in present}
+        self._stores_left_at = {
+            **{name: now if at is None else at for name, at in left.items()},
+            **dict.fromkeys(present),
+        }
+
+    def why_unsure(self) -> str | None:
+        """Why something may be stored though no store node that is there knows it; None if it is not.
+
+        A store node that is away keeps what it has on its disk, and a node that has just started does not
+        know yet which are away.
+        """
+        now = self._clock()
+        if self._first_at is None or now < self._first_at + STORES_RETURN_SECONDS:
+            return "this node has just started, and store nodes may still be joining"
+        away = {name: now - at for name, at in self._stores_left_at.items() if at is not None}
+        for name, seconds in sorted(away.items()):
+            if seconds < STORES_FORGOTTEN_SECONDS:
+                return f"{name}, which may know, is away since {seconds:.0f} s"
+        return None
 
     @property
     def changed(self) -> asyncio.Event:
         """Set at the next update; take it before looking at the table, so that none is missed."""
         return self._changed
-
-
-class Clock(Protocol):
-    """Seconds, since the epoch or on a monotonic clock."""
-
-    def __call__(self) -> float:
-        """The time now."""
-        ...
 
 
 class Inboxes:

@@ -5,10 +5,11 @@ A message becomes (a part of) a stage task for the RequestScheduler, unless
 * its request has ended, is late, or cannot run here: then the owner is told why;
 * its stage is here already. What was lost on its way is sent again, sometimes although it had arrived:
   such a repeat is dropped. One of a stage that is *done* is answered by what that stage put out, as long
-  as that is retained, and runs again only if it is not and the owner asks for it.
+  as all of that is retained, and runs again only if it is not and the owner asks for it.
 
 Inputs of one request that meet must meet at one actor. When the routes change where that is, those that
-wait here for their siblings go there, and the owner is told; it also learns if they are lost on the way.
+wait here for their siblings go there, and so do those that were sent here by older routes. The owner is
+told; it also learns if they are lost on the way.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from onepiece.messages import KIND_STAGE_INPUT, OutputHeaded, StageInput, StageW
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.request_scheduler import Held, RequestScheduler, StageTask
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
-from onepiece.runtime.result_targets import StageTarget
+from onepiece.runtime.result_targets import StageTarget, retained_targets
 from onepiece.runtime.signal import Signal
 from onepiece.runtime.stage_reporter import StageReporter
 from transports import Delivery, Receiver
@@ -98,8 +99,7 @@ class Intake:
     def forward_joins(self) -> None:
         """Routes have changed: inputs that meet elsewhere now are sent there."""
         for stage_task in self.scheduler.joins():
-            met = self._meeting_point(stage_task)
-            if met is not None and met.actor_id != self.actor_id and met.address:
+            if self._meets_elsewhere(stage_task.header) is not None:
                 assert self._tasks is not None, "an actor that does not serve holds nothing"
                 self.scheduler.take_join(stage_task)
                 self._tasks.create_task(
@@ -127,10 +127,13 @@ class Intake:
             node = next((node for node in graph.nodes if node.id == header.node), None)
             if node is None or node.stage != self.stage:
                 raise CodecError(f"{header.node} of {header.workflow} is not for {self.stage}")
-            if self._is_repeat(header, held.attempt):
+            if self._is_repeat(graph, header, held.attempt):
                 release()
                 return None
-            return self.scheduler.add(node, frozenset(graph.predecessors(node.id)), held)
+            stage_task = self.scheduler.add(node, frozenset(graph.predecessors(node.id)), held)
+            if stage_task is None and self._meets_elsewhere(header) is not None:
+                self.forward_joins()
+            return stage_task
         except OnePieceError as error:
             release()
             if header.uid not in self._stopped:
@@ -163,7 +166,7 @@ class Intake:
             uid=header.uid,
         )
 
-    def _is_repeat(self, header: StageInput, attempt: int) -> bool:
+    def _is_repeat(self, graph: WorkflowGraph, header: StageInput, attempt: int) -> bool:
         """Whether this stage of the request is here already, or was and need not run again."""
         key = (header.uid, header.node)
         if self.is_running(*key) or self.scheduler.is_queued(*key):
@@ -171,10 +174,11 @@ class Intake:
         done = self._done.get(key)
         if done is None:
             return False
-        if attempt > done and not self.env.retainer.targets_of(*key):
-            del self._done[key]
-            return False
         if attempt > done:
+            held = {output.target for output in self.env.retainer.targets_of(*key)}
+            if held != retained_targets(graph, header.node):
+                del self._done[key]
+                return False
             self._done[key] = attempt
             assert self._tasks is not None
             self._tasks.create_task(self._redeliver(header, attempt), name=f"redeliver {key}")
@@ -215,9 +219,10 @@ class Intake:
             self.work.notify()
         self.env.tell_owner(stage_task.uid, stage_task.header.owner, news)
 
-    def _meeting_point(self, stage_task: StageTask) -> ActorRoute | None:
+    def _meets_elsewhere(self, header: StageInput) -> ActorRoute | None:
+        """The other actor at which the inputs of a join meet; None if that is this one, or is not known."""
         table = self.env.routes.table
-        named = table.actor(stage_task.header.joins.get(stage_task.node, -1))
-        return (
-            named if named is not None and named.address else table.meeting_point(self.stage, stage_task.uid)
-        )
+        met = table.actor(header.joins.get(header.node, -1))
+        if met is None or not met.address:
+            met = table.meeting_point(self.stage, header.uid)
+        return None if met is None or met.actor_id == self.actor_id or not met.address else met

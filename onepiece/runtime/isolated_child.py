@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from attrs import define, evolve, field
 
-from onepiece.errors import CodecError, OnePieceError, SchemaMismatch
+from onepiece.errors import CodecError, OnePieceError, SchemaMismatch, encodable
 from onepiece.graph import INPUTS, Isolation
 from onepiece.limits import (
     ISOLATED_ERROR_CHARACTERS_MAX,
@@ -218,11 +218,11 @@ class _Helper:
         try:
             return self.channel.prepare(IsolatedError(number, wire, is_dirty))
         except CodecError as refusal:  # its text or fields are too much: say what can be said
-            text = f"{error.message[:ISOLATED_ERROR_CHARACTERS_MAX]} (cut: {refusal.message[:200]})"
+            text = f"{wire['message'][:ISOLATED_ERROR_CHARACTERS_MAX]} (cut: {refusal.message[:200]})"
             fields = {
                 name: value[-ISOLATED_ERROR_CHARACTERS_MAX:]
                 for name in _PLAIN_FIELDS
-                if isinstance(value := error.fields.get(name), str)
+                if isinstance(value := wire["fields"].get(name), str)
             }
             short = {**wire, "message": text, "fields": fields}
             return self.channel.prepare(IsolatedError(number, short, is_dirty))
@@ -298,8 +298,8 @@ async def _live(channel: IsolatedChannel) -> None:
 
 
 async def _refuse(channel: IsolatedChannel, error: BaseException) -> None:
-    text = f"{type(error).__name__}: {error}"[:ISOLATED_ERROR_CHARACTERS_MAX]
-    trace = "".join(traceback.format_exception(error))[-ISOLATED_ERROR_CHARACTERS_MAX:]
+    text = encodable(f"{type(error).__name__}: {error}")[:ISOLATED_ERROR_CHARACTERS_MAX]
+    trace = encodable("".join(traceback.format_exception(error)))[-ISOLATED_ERROR_CHARACTERS_MAX:]
     channel.send(channel.prepare(IsolatedRefusal(text, trace)))
     await channel.flushed()
 

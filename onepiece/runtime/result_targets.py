@@ -115,6 +115,20 @@ def targets_of(
     return found
 
 
+def retained_targets(graph: WorkflowGraph, node_id: str) -> set[str]:
+    """Where the value of a graph node goes that retains what it sends, by graph node (or ``STORE``)."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        sources = [
+            each for each in node.inputs.values() if isinstance(each, FromStage) and each.node == node_id
+        ]
+        if sources and all(source.is_retained for source in sources):
+            found.add(node.id)
+    if graph.output.node == node_id and graph.output.is_retained:
+        found.add(STORE)
+    return found
+
+
 def content_type_of(graph: WorkflowGraph) -> str:
     """What a result is served as: raw bytes as they are, everything else in the project's own form."""
     return BYTES_TYPE if graph.returns.kind is Kind.BYTES else VALUE_TYPE

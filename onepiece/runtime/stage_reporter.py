@@ -1,15 +1,18 @@
 """What an actor tells the owners of requests about the stages that it has here."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
-from onepiece.errors import OnePieceError
+from onepiece.errors import OnePieceError, StageFailed, last_frame
+from onepiece.log import get_logger
 from onepiece.messages import RequestErrored, StageInput, StageProgress, StageReport
 from onepiece.requests import EventKind
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.request_scheduler import StageTask
+
+_LOGGED_CHARACTERS: Final = 500
 
 
 @frozen
@@ -54,7 +57,16 @@ class StageReporter:
         self.env.report(header.owner, progress)
 
     def broke(self, header: StageInput, error: OnePieceError) -> None:
-        """The request cannot go on."""
+        """The request cannot go on; a stage's own failure is told in the log of its node too."""
+        if isinstance(error, StageFailed):
+            get_logger().warning(
+                "stage_failed",
+                request=header.uid,
+                stage=header.node,
+                cause=error.fields.get("cause"),
+                error=error.message[:_LOGGED_CHARACTERS],
+                at=last_frame(error),
+            )
         self.env.break_request(
             header.owner, RequestErrored(header.uid, header.node, self.env.node_id, error.to_wire())
         )

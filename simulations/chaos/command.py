@@ -35,7 +35,7 @@ HEARTBEAT_SECONDS: Final = 0.5
 START_SECONDS: Final = 60.0
 HEAL_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 45.0
-STAGE_SECONDS: Final = 0.3
+STAGE_SECONDS: Final = 0.2
 WORKERS: Final = 5
 NAMES: Final = {kind.name.lower(): kind for kind in FaultKind}
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("--seconds", type=float, default=120.0, help="how long (%(default)s)")
     parser.add_argument("--seed", type=int, help="draws faults and requests; one is chosen unless given")
-    parser.add_argument("--rate", type=float, default=4.0, help="requests per second (%(default)s)")
+    parser.add_argument("--rate", type=float, default=3.0, help="requests per second (%(default)s)")
     parser.add_argument("--in-flight", type=int, default=32, help="requests at once (%(default)s)")
     parser.add_argument("--payload-bytes", type=int, default=1_000_000, help="of a message (%(default)s)")
     parser.add_argument("--every", type=float, default=1.0, help="seconds between faults (%(default)s)")

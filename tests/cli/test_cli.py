@@ -112,6 +112,55 @@ async def test_submit_prints_the_result_and_shows_progress(capsys: pytest.Captur
         assert the.frontend.requests_by_uid[the.only].is_purged
 
 
+async def test_the_server_stands_before_or_behind_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both reach it; of two, the one behind the verb wins."""
+    async with served(capsys, shout) as the:
+        for before, behind in (
+            (["--server", the.url], []),
+            ([], ["--server", the.url]),
+            (["--server", "http://127.0.0.1:9"], ["--server", the.url]),
+        ):
+            argv = [*before, "submit", "echo", "-i", "text=hi", *behind]
+            assert await to_thread.run_sync(main, argv) == 0
+            assert capsys.readouterr().out == "HI!\n"
+
+
+async def test_a_stage_that_raised_is_told_with_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Below what it said stands where: the last frame of its traceback."""
+    trace = 'File "a.py", line 3, in run\n  File "my stages.py", line 7, in paint\n    boom()\nE: no'
+
+    def fail(name: str, inputs: Any) -> None:
+        raise StageFailed("paint raised E: no", traceback=trace)
+
+    async with served(capsys, fail) as the:
+        assert await the.run("submit", "echo", "-i", "text=x") == exits.FAILED
+        assert "StageFailed: paint raised E: no\n  raised at my stages.py:7 in paint\n" in the.err
+
+
+async def test_where_the_result_goes_is_looked_at_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A result that could not be written is not asked for."""
+    async with served(capsys, shout) as the:
+        for output, words in ((tmp_path / "no" / "x", "there is no directory"), (tmp_path, "is a directory")):
+            assert await the.run("submit", "echo", "-i", "text=x", "-o", str(output)) == exits.USAGE
+            assert words in the.err
+            assert await the.run("result", "nobody", "-o", str(output)) == exits.USAGE
+        assert not the.frontend.requests_by_uid
+
+
+@pytest.mark.parametrize("wrong", ["steps=99999999999999999999", "prompt=\udc80", 'sizes=["\\udc80"]'])
+async def test_an_input_without_a_form_on_the_wire_is_rejected(
+    capsys: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    """It is named, as any wrong input is, with the same exit code."""
+    async with served(capsys) as the:
+        given = {"prompt": "prompt=x", "image": "image=@/dev/null"} | {wrong.partition("=")[0]: wrong}
+        argv = [word for text in given.values() for word in ("-i", text)]
+        assert await the.run("submit", "movie", *argv) == exits.REJECTED
+        assert f"InvalidInput: input '{wrong.partition('=')[0]}'" in the.err
+
+
 async def test_inputs_are_read_as_the_signature_says(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

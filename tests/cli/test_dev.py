@@ -83,6 +83,36 @@ async def test_a_file_of_ones_own_is_served_and_stopped(
         assert "Traceback" not in rest
 
 
+async def test_a_free_port_is_named_when_it_is_ready(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With port 0 it says which port it became, and answers there."""
+    async with dev(tmp_path, "stages.echo:echo", "--http", "127.0.0.1:0") as process:
+        assert process.stderr is not None
+        with anyio.fail_after(50):
+            while not (line := (await process.stderr.readline()).decode()).startswith("ready:"):
+                assert line, "it ended"
+        argv = ["submit", "echo", "--input", "text=ahoy", "--server", line.split()[1]]
+        assert await to_thread.run_sync(main, argv) == 0
+        assert capsys.readouterr().out == "AHOY!\n"
+
+
+async def test_anothers_port_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    """Where another set answers at the address, that is the error, and nothing is called ready."""
+    async with dev(tmp_path, "stages.echo:echo", "--http", "127.0.0.1:0") as first:
+        assert first.stderr is not None
+        with anyio.fail_after(50):
+            while not (line := (await first.stderr.readline()).decode()).startswith("ready:"):
+                assert line, "it ended"
+            taken = line.split()[1].removeprefix("http://")
+            async with dev(tmp_path, "stages.echo:echo", "--http", taken) as second:
+                _, told = await second.communicate()
+    assert second.returncode == exits.USAGE
+    assert b"ready:" not in told
+    assert taken.rpartition(":")[2] in told.decode()
+    assert b"Traceback" not in told
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

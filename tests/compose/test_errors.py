@@ -41,6 +41,17 @@ def test_every_error_survives_the_wire(name: str, kind: type[OnePieceError]) -> 
         assert wire["retryable"] is kind.retryable
 
 
+def test_what_has_no_form_in_utf8_is_told_all_the_same() -> None:
+    """Surrogates, of broken texts and file names, are written out wherever in the error they stand."""
+    error = onepiece.StageFailed("it raised \udc80", traceback="\udc80", names=["a\ud800"], by={"\udfff": 1})
+    carried = decode_control(encode_control(ErrorCarrier(error.to_wire())))
+    assert isinstance(carried, ErrorCarrier)
+    json.dumps(error.to_wire(), ensure_ascii=False).encode()
+    received = OnePieceError.from_wire(carried.error)
+    assert received.message == r"it raised \udc80"
+    assert received.fields == {"traceback": r"\udc80", "names": [r"a\ud800"], "by": {r"\udfff": 1}}
+
+
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_every_error_is_public_and_explained(name: str, kind: type[OnePieceError]) -> None:
     """Each is a name of ``onepiece``, has a docstring of its own and an HTTP status that says "not here"."""

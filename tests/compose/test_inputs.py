@@ -124,6 +124,8 @@ BAD = [
     ({"steps": 40.0}, "steps", "the float 40.0 where int is wanted"),
     ({"steps": True}, "steps", "the bool True where int is wanted"),
     ({"steps": 1 << 64}, "steps", "an int of more than 64 bits"),
+    ({"prompt": "a\udc80"}, "prompt", "a lone surrogate"),
+    ({"strength": 10**400}, "strength", "too large for a float"),
     ({"strength": "much"}, "strength", "the str 'much' where float is wanted"),
     ({"mode": "slow"}, "mode", r"the str 'slow' where Literal\['fast', 'good'\] is wanted"),
     ({"size": {"width": "8"}}, "size", "width: the str '8' where int is wanted"),

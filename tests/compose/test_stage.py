@@ -119,6 +119,11 @@ def not_async(ctx: Any, x: int) -> int:
     return x
 
 
+async def forgotten_context(text: str) -> str:
+    """Its first parameter is an input."""
+    return text
+
+
 async def no_context() -> int:
     """No parameters at all."""
     return 1
@@ -177,7 +182,8 @@ async def unfit_type(ctx: Any, x: set[int]) -> int:
     ("function", "words"),
     [
         (not_async, "must be an 'async def'"),
-        (no_context, "first parameter is the StageContext"),
+        (no_context, r"first parameter must be the context: async def no_context\(ctx: "),
+        (forgotten_context, r"first parameter must be the context"),
         (no_annotation, "parameter 'x': it has no annotation"),
         (no_result, "its result has no annotation"),
         (variadic, r"\*args"),

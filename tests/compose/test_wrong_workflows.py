@@ -200,7 +200,7 @@ def too_many(image: bytes) -> bytes:
         (wrong_constant, "stage 'join', parameter 'n': the str '3' where int is wanted"),
         (tensor_constant, "parameter 'b' is a tensor"),
         (in_a_list, "a list holds results of stages"),
-        (unused, "encode never reach its output"),
+        (unused, "encode never reaches its output"),
         (several, "returns several values"),
         (nothing, "returns None"),
         (the_input, "returns its input 'prompt'"),

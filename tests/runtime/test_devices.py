@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from onepiece.core.inventory import DeviceKind
-from onepiece.errors import ConfigError
+from onepiece.errors import CodecError, ConfigError
 from onepiece.runtime.devices import discover_devices, open_device_threads, parse_device, torch_name
 from tests.runtime.rig import until
 
@@ -31,6 +31,19 @@ def test_a_device_that_is_none_is_named(text: str) -> None:
         return
     with pytest.raises(ConfigError, match=r"cpu:0=4GiB|more than nothing"):
         parse_device(text)
+
+
+@pytest.mark.parametrize("why", [CodecError("torch is not installed"), RuntimeError("no driver\nat all")])
+def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, why: Exception) -> None:
+    """The error is that of a wrong option, whatever torch says, and tells what to write instead."""
+
+    def ask(index: int) -> int:
+        raise why
+
+    monkeypatch.setattr("onepiece.runtime.devices.cuda_memory_bytes", ask)
+    with pytest.raises(ConfigError, match=r"cuda:3 cannot be used here: (torch is not|no driver\.).*cpu:0"):
+        parse_device("cuda:3")
+    assert parse_device("cuda:3=80GiB").kind is DeviceKind.GPU
 
 
 def test_no_gpu_is_found_where_none_may_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
