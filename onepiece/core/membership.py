@@ -169,6 +169,8 @@ class Expel:
     incarnation: int
     reason: str
     may_rejoin: bool
+    newest: int = 0
+    """The highest incarnation of its id that was heard; a clock that was set back may be far below it."""
 
 
 @frozen
@@ -404,7 +406,9 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
         )
         if held:
             reason += "; give each process a node id of its own"
-        return Expel(node.node_id, node.incarnation, reason, may_rejoin=not held)
+        return Expel(
+            node.node_id, node.incarnation, reason, may_rejoin=not held, newest=holder.incarnation
+        )
 
     def _hear(self, member: Member, event: HeartbeatReceived, now: float) -> list[MembershipEffect]:
         state = follow(TRANSITIONS, member.state, _heard(event))
