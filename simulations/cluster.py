@@ -128,7 +128,9 @@ class Cluster:
 
     async def _load(self) -> None:
         plan = self._plan
-        wishes = [Wish.draw(number, self._wishes, plan.load_seconds) for number in range(plan.requests)]
+        wishes = [
+            Wish.draw(number, self._wishes, plan.load_seconds, plan.poison) for number in range(plan.requests)
+        ]
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self.checks.watch(), name="watch")
             served = tasks.create_task(self.clients.run(wishes), name="clients")

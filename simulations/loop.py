@@ -183,6 +183,11 @@ class _Timer(asyncio.TimerHandle):
         super().__init__(when, callback, args, loop, context)
 
 
+async def elapse(seconds: float) -> None:
+    """Let virtual time pass; it costs none of the real one."""
+    await asyncio.sleep(seconds)
+
+
 class VirtualLoop(asyncio.AbstractEventLoop):
     """The loop of a simulated world; see the module's text.
 

@@ -50,11 +50,11 @@ class Wish:
     cancel_after: float | None
 
     @classmethod
-    def draw(cls, number: int, rng: Random, load_seconds: float) -> "Wish":
+    def draw(cls, number: int, rng: Random, load_seconds: float, poison: float) -> "Wish":
         """One of many."""
         workflow = rng.choice(("line", "diamond"))
         stages = {"line": ("begin", "middle", "finish"), "diamond": ("split", "left", "right", "merge")}
-        failure: Failure = rng.choices(("none", "raise", "kill"), (0.9, 0.07, 0.03))[0]
+        failure: Failure = rng.choices(("none", "raise", "kill"), (0.93 - poison, 0.07, poison))[0]
         return cls(
             number=number,
             at=rng.random() * load_seconds,

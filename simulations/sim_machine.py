@@ -36,7 +36,7 @@ _Answer = TypeVar("_Answer")
 EPOCH: Final = 1_800_000_000.0
 """When the world begins, on a wall clock that is right."""
 RESTART_SECONDS: Final = 3.0
-"""When a node that a stage has ended is started again."""
+"""When a node that ended of itself, or was ended by a stage, is started again."""
 BURIAL_SECONDS: Final = 90.0
 """How long a process that was cut off may take to give its memory back."""
 
@@ -74,6 +74,7 @@ class _Life:
     node: Node | None = None
     answers: dict["asyncio.Future[Any]", None] = field(factory=dict)
     is_dead: bool = False
+    was_stopped: bool = False
 
 
 class SimMachine:
@@ -177,6 +178,8 @@ class SimMachine:
             self._world.trace.tell(self.name, "has left")
             self._world.network.bury(self._host, silently=False)
             self._cut_off(life)
+            if not life.was_stopped:  # by nobody but itself: whatever supervises it starts it again
+                loop.at(loop.now + RESTART_SECONDS, self.start)
         loop.remove_process(life.process)
         self._life = None
         self._ended.set()
@@ -188,6 +191,7 @@ class SimMachine:
         """Have the node drain and leave."""
         if self.process is not None and self._life is not None:
             self._world.trace.tell(self.name, "is told to stop")
+            self._life.was_stopped = True
             self._life.process.call_soon(self._life.stop.request)
 
     def kill(self, *, why: str, silently: bool) -> None:

@@ -35,6 +35,8 @@ class Plan:
     disk_seconds: float
     skew_seconds: float
     """How wrong wall clocks are."""
+    poison: float
+    """Of the requests, to end the process of whatever node runs a certain stage of theirs."""
     lost_answers: float
     repeated_calls: float
     weather: Weather
@@ -62,6 +64,7 @@ class Plan:
             retain_memory_bytes=rng.choice((1, 4096, 1 << 20)),
             disk_seconds=rng.choice((0.0002, 0.002, 0.02)),
             skew_seconds=rng.choice((0.0, 0.5)),
+            poison=rng.choice((0.0, 0.0, 0.1)),
             lost_answers=rng.choice((0.0, 0.05)),
             repeated_calls=rng.choice((0.0, 0.05)),
             weather=Weather.draw(rng),

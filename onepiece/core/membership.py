@@ -20,6 +20,8 @@ What it promises:
   replaced incarnation never comes back; if it is heard again (its process had been stopped and goes
   on), it is told so by ``Expel`` and may join anew under a higher incarnation. This is the fence
   that keeps two processes from acting as one node.
+* Of two processes under one id the later stays: the earlier one is told to stop, also if it comes back
+  under an incarnation of its own making since nobody listens to its old one.
 * Only a node that was heard in this manager's life can be declared dead: a manager that has just
   started expires nobody, and the time a model takes to load plays no part.
 * If the *manager* stood still (it was called later than it asked for by more than
@@ -94,6 +96,7 @@ TRANSITIONS: Final[Mapping[tuple[NodeState, _Trigger], NodeState]] = {
 """DEAD has no way out: a dead incarnation that is heard is expelled, a newer one is a new member."""
 
 
+_OUSTED_MAX: Final = 8
 _LEAVING: Final = frozenset({NodeState.DRAINING, NodeState.DRAINED})
 
 
@@ -166,6 +169,8 @@ class Expel:
     incarnation: int
     reason: str
     may_rejoin: bool
+    newest: int = 0
+    """The highest incarnation of its id that was heard; a clock that was set back may be far below it."""
 
 
 @frozen
@@ -263,6 +268,8 @@ class Member:
     """The epoch of the route table that the node has."""
     death: str = ""
     """Why it is dead."""
+    ousted: tuple[tuple[str, int], ...] = ()
+    """Address and process id of other processes that it, or those before it, replaced while they lived."""
 
 
 @define(kw_only=True, eq=False)
@@ -349,12 +356,15 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
         if member is None:
             return self._join(event, now)
         if node.incarnation > member.node.incarnation:
-            died: list[MembershipEffect] = []
-            if member.state is not NodeState.DEAD:
-                died.append(
-                    self._bury(member, _Trigger.REPLACED, f"incarnation {node.incarnation} replaced it")
-                )
-            return died + self._join(event, now)
+            if member.state is NodeState.DEAD:
+                return self._join(event, now)
+            if _process(node) in member.ousted:
+                return [self._expel_older(node, member)]
+            died = self._bury(member, _Trigger.REPLACED, f"incarnation {node.incarnation} replaced it")
+            ousted = member.ousted
+            if _process(node) != _process(member.node):
+                ousted = (*ousted, _process(member.node))[-_OUSTED_MAX:]
+            return [died, *self._join(event, now, ousted)]
         if node.incarnation < member.node.incarnation:
             return [self._expel_older(node, member)]
         if member.state is NodeState.DEAD:
@@ -362,13 +372,15 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
             return [Expel(node.node_id, node.incarnation, reason, may_rejoin=True)]
         return self._hear(member, event, now)
 
-    def _join(self, event: HeartbeatReceived, now: float) -> list[MembershipEffect]:
+    def _join(
+        self, event: HeartbeatReceived, now: float, ousted: tuple[tuple[str, int], ...] = ()
+    ) -> list[MembershipEffect]:
         node = event.node
         if node.node_id not in self._members and not self._make_room():
             reason = f"the set has {self.config.nodes_max} nodes, which is its bound (nodes_max)"
             return [Expel(node.node_id, node.incarnation, reason, may_rejoin=True)]
         state = TRANSITIONS[NodeState.ALIVE, _heard(event)]
-        self._members[node.node_id] = Member(node, state, now, now, event.actors, event.routes)
+        self._members[node.node_id] = Member(node, state, now, now, event.actors, event.routes, ousted=ousted)
         self._look_by(now + self._patience(state))
         effects: list[MembershipEffect] = [NodeJoined(node)]
         if state in _LEAVING:
@@ -394,7 +406,9 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
         )
         if held:
             reason += "; give each process a node id of its own"
-        return Expel(node.node_id, node.incarnation, reason, may_rejoin=not held)
+        return Expel(
+            node.node_id, node.incarnation, reason, may_rejoin=not held, newest=holder.incarnation
+        )
 
     def _hear(self, member: Member, event: HeartbeatReceived, now: float) -> list[MembershipEffect]:
         state = follow(TRANSITIONS, member.state, _heard(event))
@@ -443,6 +457,10 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
             member, state=follow(TRANSITIONS, member.state, trigger), actors=(), death=reason
         )
         return NodeDied(node.node_id, node.incarnation, reason)
+
+
+def _process(node: NodeInfo) -> tuple[str, int]:
+    return node.address, node.process_id
 
 
 def _heard(event: HeartbeatReceived) -> _Trigger:

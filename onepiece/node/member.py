@@ -66,6 +66,8 @@ class Member:
         """Whether a node that drains has drained."""
         self._has_left = False
         self._is_expelled = False
+        self._newest_heard = 0
+        """The highest incarnation of this id that the manager knows of."""
 
     def attach(self, control: ControlService, host: ActorHost | None) -> None:
         """Receive tables and expulsions."""
@@ -120,6 +122,7 @@ class Member:
         if not expel.may_rejoin:
             self._on_must_stop(expel.reason)
             return
+        self._newest_heard = max(self._newest_heard, expel.newest)
         self._begin_new_life()
 
     def _on_refused(self) -> None:
@@ -138,7 +141,8 @@ class Member:
         """Take a higher incarnation, once nothing is left of what this one ran."""
         if self._host is not None:
             await self._host.all_gone()
-        incarnation = max(self.info.incarnation + 1, int(self._now() * 1000))
+        newest = max(self.info.incarnation, self._newest_heard)
+        incarnation = max(newest + 1, int(self._now() * 1000))
         self.info = evolve(self.info, incarnation=incarnation)
         self._identity.incarnation = incarnation
         self._on_new_life()

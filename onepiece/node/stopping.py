@@ -12,7 +12,8 @@ from attrs import define, field
 
 STOPPED_AT_ONCE: Final = 130
 """Exit status of a node that a second signal stopped."""
-_LAST_SECONDS: Final = 3.0
+_LAST_SECONDS: Final = 5.0
+"""For what a node closes at its end, its temporary files for example: some wait a bounded time themselves."""
 
 
 @define(eq=False)

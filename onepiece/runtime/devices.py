@@ -98,6 +98,7 @@ class DeviceThreads:
     _stage_loop: asyncio.AbstractEventLoop
     _compute: "_SerialThread"
     _stopping: bool = False
+    _is_abandoned: bool = False
     _thread: threading.Thread | None = field(default=None)
     _waiters: set["asyncio.Future[Any]"] = field(factory=set)
     """Of whoever waits for either thread, each on its own loop."""
@@ -123,6 +124,7 @@ class DeviceThreads:
 
     def abandon(self) -> None:
         """Wait no longer for what runs on the threads, which may never return: the node ends."""
+        self._is_abandoned = True
         for waiter in list(self._waiters):
             waiter.get_loop().call_soon_threadsafe(waiter.cancel)
 
@@ -165,14 +167,18 @@ class DeviceThreads:
                 get_logger().error("stage_loop_interrupted", device=self.name, error=repr(error))
 
     async def close(self, timeout_seconds: float) -> None:
-        """Stop both threads; gives up after the bound on a call that does not return."""
+        """Stop both threads; gives up after the bound on a call that does not return.
+
+        What was abandoned has been waited for already.
+        """
+        bound = 0.0 if self._is_abandoned else timeout_seconds
         self._stopping = True
         self._stage_loop.call_soon_threadsafe(self._stage_loop.stop)
         self._compute.stop()
         loop = asyncio.get_running_loop()
         assert self._thread is not None
-        await loop.run_in_executor(None, self._thread.join, timeout_seconds)
-        await loop.run_in_executor(None, self._compute.join, timeout_seconds)
+        await loop.run_in_executor(None, self._thread.join, bound)
+        await loop.run_in_executor(None, self._compute.join, bound)
         if self._thread.is_alive():
             get_logger().warning("stage_thread_abandoned", device=self.name)
             return

@@ -30,7 +30,7 @@ def test_unknown_option() -> None:
 def test_workflow_that_is_not_there(workflow: str) -> None:
     """A workflow that cannot be imported ends the node, and is named."""
     ended = run_node("--workflow", workflow)
-    assert ended.returncode == 1
+    assert ended.returncode == UNUSABLE
     assert workflow.partition(":")[0] in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -39,7 +39,7 @@ def test_workflow_module_that_exits(tmp_path: Path) -> None:
     """A module that calls ``sys.exit`` when it is imported is named; it does not end the node unseen."""
     (tmp_path / "leaver.py").write_text("import sys\n\nsys.exit(0)\n")
     ended = run_node("--workflow", "leaver:anything", cwd=tmp_path)
-    assert ended.returncode == 1
+    assert ended.returncode == UNUSABLE
     assert "leaver" in ended.stderr
     assert "SystemExit" in ended.stderr
 

@@ -94,6 +94,38 @@ def test_a_good_bye_of_an_older_incarnation_is_ignored() -> None:
     assert machine.is_member("a", 2)
 
 
+def test_two_processes_of_one_id_do_not_take_turns() -> None:
+    """The later one stays; the earlier one must stop, also under an incarnation of its own making."""
+    machine = _machine()
+    earlier, later, last = (
+        evolve(make_node("a"), process_id=number, incarnation=number) for number in (1, 2, 3)
+    )
+    machine.handle(HeartbeatReceived(earlier), 0.0)
+    machine.handle(HeartbeatReceived(later), 0.1)
+    machine.handle(HeartbeatReceived(last), 0.2)
+    for back in (earlier, evolve(earlier, incarnation=8), later, evolve(later, incarnation=9)):
+        (expel,) = machine.handle(HeartbeatReceived(back), 0.3)
+        assert isinstance(expel, Expel)
+        assert (expel.incarnation, expel.may_rejoin) == (back.incarnation, False)
+        assert "a node id of its own" in expel.reason
+        assert machine.is_member("a", 3)
+    anew = evolve(last, incarnation=4)
+    assert [type(effect) for effect in machine.handle(HeartbeatReceived(anew), 0.4)] == [NodeDied, NodeJoined]
+    (expel,) = machine.handle(HeartbeatReceived(evolve(earlier, incarnation=10)), 0.5)
+    assert isinstance(expel, Expel), "a process that joins anew keeps its place"
+
+
+def test_an_id_whose_process_has_died_is_free() -> None:
+    """Whoever was replaced may have the id back once the other one is dead."""
+    machine = _machine()
+    earlier, later = (evolve(make_node("a"), process_id=number, incarnation=number) for number in (1, 2))
+    machine.handle(HeartbeatReceived(earlier), 0.0)
+    machine.handle(HeartbeatReceived(later), 0.1)
+    machine.handle(NodeLeft("a", 2), 0.2)
+    machine.handle(HeartbeatReceived(evolve(earlier, incarnation=3)), 0.3)
+    assert machine.is_member("a", 3)
+
+
 class MembershipModel(RuleBasedStateMachine):
     """Random nodes, incarnations and pauses: what must hold whatever comes."""
 
@@ -120,12 +152,13 @@ class MembershipModel(RuleBasedStateMachine):
     @rule(
         name=st.sampled_from("abc"),
         incarnation=st.integers(1, 4),
+        process_id=st.integers(1, 3),
         draining=st.booleans(),
         drained=st.booleans(),
     )
-    def hear(self, name: str, incarnation: int, draining: bool, drained: bool) -> None:
+    def hear(self, name: str, incarnation: int, process_id: int, draining: bool, drained: bool) -> None:
         """Any process may be heard at any time."""
-        node = make_node(name, incarnation=incarnation)
+        node = evolve(make_node(name, incarnation=incarnation), process_id=process_id)
         effects = self._handle(HeartbeatReceived(node, draining=draining, drained=drained))
         was_expelled = any(isinstance(effect, Expel) for effect in effects)
         assert was_expelled != self.machine.is_member(name, incarnation), "a member or told that it is none"
