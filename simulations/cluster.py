@@ -153,7 +153,8 @@ class Cluster:
             if request.ended_at is None and request.doing.startswith(("asks", "was told", "submits")):
                 self.trace.fail(
                     f"{SETTLE_SECONDS:.0f} s after the last fault nobody knows how request "
-                    f"{request.wish.number} ({request.uid}) ends: its client {request.doing}"
+                    f"{request.wish.number} ({request.uid}) ends: its client {request.doing}; "
+                    f"{self.checks.where(request.uid or '')}"
                 )
 
 

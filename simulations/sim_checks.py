@@ -119,14 +119,34 @@ class Checks:
                 found.append(f"{machine.name} does not run")
                 continue
             found += [f"{machine.name} {what}" for what in _left_at(node)]
+            if node.proxy is not None:
+                live = node.proxy.owner.table.live_uids()
+                found += [f"{uid} has not ended: {self.where(uid)}" for uid in live]
         for uid, disks in self._records.items():
             if disks:
-                names = ", ".join(self._name_of(disk) for disk in disks)
-                found.append(f"the record of {uid} is still kept on {names}")
+                found.append(f"the record of {uid} is still kept: {self.where(uid)}")
         return found
 
     def _name_of(self, disk: SimDisk) -> str:
         return next(machine.name for machine in self._machines if machine.disk is disk)
+
+    def where(self, uid: str) -> str:
+        """Where a request is, as each node has it, in words."""
+        found: list[str] = []
+        for machine in self._machines:
+            node = machine.node
+            if node is None:
+                continue
+            if node.proxy is not None and uid in node.proxy.owner.table.live_uids():
+                status = node.proxy.owner.table.status(uid)
+                stages = ", ".join(f"{stage} {state}" for stage, state in status.stages.items())
+                found.append(f"{machine.name} owns it ({stages})")
+            if node.host is not None and (active := node.host.active_of(uid)):
+                found.append(f"{machine.name} has {', '.join(f'{at} {what}' for at, what in active.items())}")
+            if sources := node.env.retainer.sources_of(uid):
+                found.append(f"{machine.name} retains what came out of {', '.join(sources)}")
+        names = [self._name_of(disk) for disk in self._records.get(uid, ())]
+        return "; ".join([*found, f"its record is on {', '.join(names) or 'no disk'}"])
 
     async def _flush(self) -> None:
         """What nodes have to say to one another must get through."""
@@ -168,8 +188,6 @@ class Checks:
 
 def _left_at(node: Node) -> list[str]:
     found = []
-    if node.proxy is not None and (live := node.proxy.owner.table.live_uids()):
-        found.append(f"owns requests that have not ended: {', '.join(live)}")
     retained = node.env.retainer.metrics()["outputs"]
     if retained:
         found.append(f"retains {retained} outputs: {', '.join(map(str, node.env.retainer.keys()))}")

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onepiece.client.api import to_plain
-from onepiece.errors import OnePieceError, Overloaded, OwnedElsewhere
+from onepiece.errors import NotReady, OnePieceError, Overloaded, OwnedElsewhere
 from onepiece.log import get_logger
 from onepiece.node.http_options import ProxyOptions
 
@@ -74,6 +74,12 @@ class ErrorBoundary:
             await self.application(scope, exchange.receiving, exchange.sending)
         except ClientDisconnect:
             return  # nobody is there to be told
+        except anyio.get_cancelled_exc_class() as error:
+            # The server stops and does not wait any longer: the client should hear why, and go elsewhere.
+            with anyio.move_on_after(LINGER_SECONDS, shield=True):
+                stopping = NotReady("the proxy stops; ask another one")
+                await self._answer(exchange, scope, stopping.http_status, stopping.to_wire(), error)
+            raise
         except OwnedElsewhere as error:
             headers = {"Location": f"{error.fields['http']}{_target(scope)}"}
             await self._answer(exchange, scope, error.http_status, error.to_wire(), error, headers)
@@ -110,7 +116,7 @@ class ErrorBoundary:
         scope: Scope,
         status: int,
         wire: Mapping[str, Any],
-        error: Exception,
+        error: BaseException,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         if exchange.response_started:

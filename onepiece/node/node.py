@@ -297,7 +297,7 @@ def _make_member(
         inboxes=env.inboxes,
         on_nodes_died=proxy.owner.nodes_died if proxy is not None else lambda _: None,
         on_new_life=on_new_life,
-        on_must_stop=lambda _: stop.request(),
+        on_must_stop=stop.order,
         now=env.now,
     )
 

