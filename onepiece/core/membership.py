@@ -406,9 +406,7 @@ class MembershipMachine(Machine[MembershipEvent, MembershipEffect]):
         )
         if held:
             reason += "; give each process a node id of its own"
-        return Expel(
-            node.node_id, node.incarnation, reason, may_rejoin=not held, newest=holder.incarnation
-        )
+        return Expel(node.node_id, node.incarnation, reason, may_rejoin=not held, newest=holder.incarnation)
 
     def _hear(self, member: Member, event: HeartbeatReceived, now: float) -> list[MembershipEffect]:
         state = follow(TRANSITIONS, member.state, _heard(event))
