@@ -221,9 +221,7 @@ def _define(
     where = f"stage {getattr(function, '__qualname__', function)!s}"
     check_name(name, where)
     if not inspect.iscoroutinefunction(function):
-        raise DefinitionError(
-            f"{where} must be an 'async def'; blocking code goes through 'await ctx.run(...)'"
-        )
+        raise DefinitionError(f"{where} must be an 'async def'; blocking code belongs in 'ctx.run(...)'")
     if setup is not None and not inspect.isasyncgenfunction(setup):
         raise DefinitionError(f"{where}: setup must be an 'async def' with one 'yield' of the state")
     if isolation not in {each.value for each in Isolation}:
