@@ -25,6 +25,7 @@ from simulations.sim_trace import Trace
 SETTLE_SECONDS: Final = 180.0
 """How long after the last fault everything must have settled."""
 LOOK_SECONDS: Final = 1.0
+WRITTEN: Final = (PutOutcome.STORED, PutOutcome.REPLACED)
 
 
 class Checks:
@@ -47,7 +48,7 @@ class Checks:
 
     def _on_job(self, disk: SimDisk, job: tuple[Any, ...], found: Any) -> None:
         match job:
-            case ("put", StoredRecord() as record, chunks, *_) if found is PutOutcome.STORED:
+            case ("put", StoredRecord() as record, chunks, *_) if found in WRITTEN:
                 self._stored(disk, record, b"".join(chunks))
             case ("purge" | "put_tombstone", *_):
                 pass

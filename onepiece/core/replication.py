@@ -12,7 +12,8 @@ Copies travel in two ways:
 
 - *At once*: what was just stored is sent to the other holders, what was purged to every store node. A
   copy is one call that ends in ``CopyTaken`` or ``CopyFailed``; it is tried ``attempts_max`` times. What
-  then is still missing, or found no place in the bounded list, is left to the second way.
+  then is still missing, or found no place in the bounded list, is left to the second way. Who takes in a
+  copy in the place of something worse hands it on in the same way, since others may have the worse too.
 - *By rounds* (anti-entropy): this node goes through all it has, in pages in the order of UIDs, and offers
   to one peer what that peer should hold. The peer asks for what it lacks, and sends back what it has
   better. A round is due when the peer joins (perhaps with an empty disk), when a node left and others
@@ -50,6 +51,7 @@ from onepiece.core.machine import Machine, follow
 from onepiece.core.replication_events import (
     CopyFailed,
     CopyRefused,
+    CopyReplaced,
     CopyTaken,
     Pull,
     Purged,
@@ -206,6 +208,8 @@ class ReplicationMachine(Machine[ReplicationEvent, ReplicationEffect]):
                     self._enqueue(peer, uid, now)
             case CopyRefused(uid, peer):
                 self._enqueue(peer, uid, now)
+            case CopyReplaced():
+                self._on_replaced(event, now)
             case CopyTaken(number):
                 self._on_taken(number, now)
             case CopyFailed(number):
@@ -271,6 +275,13 @@ class ReplicationMachine(Machine[ReplicationEvent, ReplicationEffect]):
             self._copies[peer, uid] = _Copy(now, of_round)
         else:
             self._need(peer, now + self.config.retry_seconds)
+
+    def _on_replaced(self, event: CopyReplaced, now: float) -> None:
+        """Hand it on: others may have the worse too, and who sent it may have died before it told them."""
+        holders = copy_holders(event.uid, self._candidates, self.config.copies)
+        for peer in self._peers if event.is_tombstone else holders:
+            if peer != event.peer:
+                self._enqueue(peer, event.uid, now)
 
     def _on_taken(self, number: int, now: float) -> None:
         key = self._under_way.pop(number, None)

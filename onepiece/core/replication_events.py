@@ -137,6 +137,15 @@ class CopyRefused:
 
 
 @frozen
+class CopyReplaced:
+    """A peer sent what is better than what stood here, and it now stands here."""
+
+    uid: str
+    peer: str
+    is_tombstone: bool
+
+
+@frozen
 class SummaryReceived:
     """A peer offers what this node should hold; ``mine`` is what stands here under those UIDs."""
 
@@ -173,6 +182,7 @@ ReplicationEvent: TypeAlias = (
     | CopyTaken
     | CopyFailed
     | CopyRefused
+    | CopyReplaced
     | SummaryReceived
     | SummaryAnswered
     | SummaryFailed

@@ -23,6 +23,7 @@ from onepiece.core.replication import ReplicationMachine
 from onepiece.core.replication_events import (
     CopyFailed,
     CopyRefused,
+    CopyReplaced,
     CopyTaken,
     Pull,
     Purged,
@@ -160,14 +161,18 @@ class ReplicaService:
         finally:
             inbox.release(delivery)
         try:
-            standing = await self._store.put_copy(record, [value] if value else [], self._env.now())
+            outcome = await self._store.put_copy(record, [value] if value else [], self._env.now())
         except OnePieceError as error:
             self._env.outbox.post(header.reply_to, CopyAnswered(header.call, error.to_wire()))
             return
         self._counts["copies_taken"] += 1
         self._env.outbox.post(header.reply_to, CopyAnswered(header.call))
+        standing = outcome.standing
         if standing is not None and standing.version.beats(record.version):
             self._handle(CopyRefused(header.uid, header.node_id))
+        elif outcome.has_replaced:
+            is_tombstone = record.kind is RecordKind.TOMBSTONE
+            self._handle(CopyReplaced(header.uid, header.node_id, is_tombstone))
 
     # --- the machine ---------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ class Database:
             change.write_chunks(numbered.value_id, 0, chunks)
             change.totals.bytes_in_use += occupied
             change.write_record(numbered, encode(numbered))
-            return PutOutcome.STORED
+            return _written(found)
 
         return self._with_room(write, now)
 
@@ -150,7 +150,7 @@ class Database:
             if found is not None:
                 change.remove(found)
             change.write_record(draft.record, encode(draft.record))
-            return PutOutcome.STORED
+            return _written(found)
 
     def abandon(self, value_id: int) -> None:
         """Take away a value that was begun and will not be finished; idempotent."""
@@ -172,16 +172,17 @@ class Database:
             change.bury(uid, now, "purged")
             return record is not None
 
-    def put_tombstone(self, tombstone: StoredRecord, now: float) -> None:
+    def put_tombstone(self, tombstone: StoredRecord, now: float) -> PutOutcome:
         """Write a tombstone that another node sent; it lasts longer than what it replaces."""
         with self._change() as change:
             found = change.current(tombstone.uid, now)
             if tombstone.expires_at <= now or (found and found.kind is RecordKind.TOMBSTONE):
-                return
+                return PutOutcome.TOMBSTONED
             if found is not None:
                 change.remove(found)
                 tombstone = evolve(tombstone, expires_at=max(tombstone.expires_at, found.expires_at))
             change.write_record(tombstone, encode(tombstone))
+            return _written(found)
 
     def expire(self, now: float) -> int:
         """Take away at most ``SWEEP_RECORDS`` records whose time is over; returns how many."""
@@ -326,6 +327,11 @@ class Database:
                 f"the result store in {str(self.path)!r} has layout {found}, this version reads layout "
                 f"{LAYOUT_VERSION}: give another directory, or remove this one if its results are fetched"
             )
+
+
+def _written(found: StoredRecord | None) -> PutOutcome:
+    """What became of a put that was not refused where ``found`` stood."""
+    return PutOutcome.STORED if found is None else PutOutcome.REPLACED
 
 
 def _refused(record: StoredRecord, found: StoredRecord | None, *, is_copy: bool) -> PutOutcome | None:

@@ -133,6 +133,18 @@ class PutOutcome(enum.Enum):
     """Another writer was first; what it wrote stands."""
     TOMBSTONED = "tombstoned"
     """The UID was purged or has expired; nothing was written."""
+    REPLACED = "replaced"
+    """A copy, and better than what stood here; durable like ``STORED``."""
+
+
+@frozen
+class CopyOutcome:
+    """What became of a copy."""
+
+    standing: "StoredRecord | None"
+    """What stands here now, durably: the copy or what beats it. None if its time is over."""
+    has_replaced: bool
+    """Something worse stood here, and the copy has taken its place."""
 
 
 @frozen

@@ -33,6 +33,7 @@ from onepiece.store._chunks import cut
 from onepiece.store._database import Database, Draft
 from onepiece.store._thread import Jobs, OpenJobs, open_on_thread
 from onepiece.store.records import (
+    CopyOutcome,
     PutOutcome,
     RecordKind,
     StoredRecord,
@@ -122,7 +123,7 @@ class ResultStore:
         record = self._record(uid, RecordKind.RESULT, content_type, meta or {}, total_bytes, ttl_seconds, now)
         return await self._put(record, parts, now, is_copy=False)
 
-    async def put_copy(self, record: StoredRecord, parts: Sequence[Bytes], now: float) -> StoredRecord | None:
+    async def put_copy(self, record: StoredRecord, parts: Sequence[Bytes], now: float) -> CopyOutcome:
         """Keep what another node has under a UID, if it is better than what stands here.
 
         Of two values the one stored earlier stands, and a tombstone beats both (``Version.beats``), so that
@@ -132,9 +133,6 @@ class ResultStore:
             record: The other node's; where its value lies there plays no part.
             parts: The value, in pieces of any size; they must not change until this returns.
             now: Seconds since the epoch.
-
-        Returns:
-            What stands here now, durably: this or what beats it. None if its time is over.
 
         Raises:
             StoreFull: The budget is used up, or the disk is full; what stood here still does.
@@ -150,10 +148,13 @@ class ResultStore:
             value_id=0,
         )
         if copy.kind is RecordKind.TOMBSTONE:
-            await self._thread.run(self._database.put_tombstone, copy, now)
+            outcome = await self._thread.run(self._database.put_tombstone, copy, now)
         elif copy.expires_at > now:
-            await self._put(copy, parts, now, is_copy=True)
-        return await self._thread.run(self._database.record, copy.uid)
+            outcome = await self._put(copy, parts, now, is_copy=True)
+        else:
+            outcome = PutOutcome.TOMBSTONED
+        standing = await self._thread.run(self._database.record, copy.uid)
+        return CopyOutcome(standing, outcome is PutOutcome.REPLACED)
 
     async def _put(
         self, record: StoredRecord, parts: Sequence[Bytes], now: float, *, is_copy: bool

@@ -17,6 +17,7 @@ from onepiece.core.replication_events import (
     TOMBSTONE,
     CopyFailed,
     CopyRefused,
+    CopyReplaced,
     CopyTaken,
     Pull,
     Purged,
@@ -196,6 +197,9 @@ class StoreSet:
             own = peer.disk.get(version.uid)
             if version.beats(own):
                 peer.disk[version.uid] = version
+                if own is not None:
+                    replaced = CopyReplaced(version.uid, node.name, version.kind == TOMBSTONE)
+                    self.handle(peer.name, replaced)
             elif own is not None and own.beats(version):
                 self.handle(peer.name, CopyRefused(version.uid, node.name))
             self.send(peer.name, node.name, lambda: end(CopyTaken(effect.number)))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onepiece.errors import InvalidInput, OnePieceError, ResultGone, StageFailed, StoreFull, UnknownRequest
-from onepiece.store import RecordKind, ResultStore, StoredRecord, StoreOptions
+from onepiece.store import CopyOutcome, RecordKind, ResultStore, StoredRecord, StoreOptions
 from onepiece.store.records import chunk_pages_bytes
 from tests.store.disks import read_only_disk
 
@@ -45,7 +45,7 @@ async def read(store: ResultStore, uid: str = "u1") -> bytes:
 async def copy(source: ResultStore, target: ResultStore, uid: str, now: float = NOW) -> StoredRecord | None:
     """What replication does: bring over what stands under a UID."""
     (record,) = await source.records([uid])
-    return await target.put_copy(record, await source.value(record), now)
+    return (await target.put_copy(record, await source.value(record), now)).standing
 
 
 async def test_a_copy_is_like_the_original(tmp_path: Path) -> None:
@@ -75,9 +75,13 @@ async def test_a_copy_is_like_the_original(tmp_path: Path) -> None:
 async def test_the_earlier_of_two_values_stands(tmp_path: Path, length: int, first: int) -> None:
     """Whichever comes first, the value stored earlier stands in the end, and only its bytes are kept."""
     async with ResultStore.open(tmp_path, OPTIONS) as store:
+        replaced = []
         for number in (first, 1 - first):
-            await store.put_copy(make_record(stored_at=NOW + number), [bytes([number]) * length], NOW + 5)
+            record = make_record(stored_at=NOW + number)
+            outcome = await store.put_copy(record, [bytes([number]) * length], NOW + 5)
+            replaced.append(outcome.has_replaced)
             await store.check_invariants()
+        assert replaced == [False, first == 1]
         assert await read(store) == bytes(length)
         stats = await store.stats()
         assert (stats.results, stats.unfinished) == (1, 0)
@@ -98,11 +102,12 @@ async def test_a_tombstone_beats_copies(tmp_path: Path, length: int) -> None:
     tombstone = make_record(kind=RecordKind.TOMBSTONE, stored_at=NOW + 10, seconds=20.0)
     async with ResultStore.open(tmp_path, OPTIONS) as store:
         await store.purge("u1", NOW)
-        standing = await store.put_copy(make_record(), [bytes(length)], NOW)
+        standing = (await store.put_copy(make_record(), [bytes(length)], NOW)).standing
         assert standing is not None
         assert standing.kind is RecordKind.TOMBSTONE
         await store.put("u2", [bytes(length)], content_type="x", now=NOW)
-        await store.put_copy(evolve(tombstone, uid="u2"), [], NOW + 10)
+        assert (await store.put_copy(evolve(tombstone, uid="u2"), [], NOW + 10)).has_replaced
+        assert not (await store.put_copy(evolve(tombstone, uid="u2"), [], NOW + 10)).has_replaced
         with pytest.raises(ResultGone):
             await read(store, "u2")
         (buried,) = await store.records(["u2"])
@@ -120,7 +125,7 @@ async def test_a_purge_beats_a_large_copy_still_being_written(tmp_path: Path) ->
         else:
             pytest.fail("the copy did not begin")
         await store.purge("u1", NOW)
-        standing = await copying
+        standing = (await copying).standing
         assert standing is not None
         assert standing.kind is RecordKind.TOMBSTONE
         await store.check_invariants()
@@ -130,7 +135,8 @@ async def test_what_is_out_of_time_is_not_copied(tmp_path: Path) -> None:
     """A copy that comes after its own end is not kept, be it a value or a tombstone."""
     async with ResultStore.open(tmp_path, OPTIONS) as store:
         for kind in (RecordKind.RESULT, RecordKind.ERROR, RecordKind.TOMBSTONE):
-            assert await store.put_copy(make_record(kind=kind), [], NOW + 100) is None
+            outcome = await store.put_copy(make_record(kind=kind), [], NOW + 100)
+            assert outcome == CopyOutcome(None, False)
         assert (await store.stats()).bytes_in_use == 0
 
 
