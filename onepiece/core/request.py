@@ -306,28 +306,33 @@ class RequestTable:
         return self._fail(record, error.to_wire(), now, stage=why.stage)
 
     def _report(self, record: _Record, event: StageReported, now: float) -> list[Effect]:
-        if event.kind not in _REPORTABLE or not record.progress.knows(event.stage):
-            return []  # a stage neither accepts a request nor ends one
-        if event.life in self._dead:
+        told = self._note(record, event)
+        if told is None:
             return []
+        return [told, *self._go_on(record, now)] if event.kind is EventKind.STAGE_FINISHED else [told]
+
+    def _note(self, record: _Record, event: StageReported) -> Publish | None:
+        """Take in what a stage said; None if that is no news."""
+        if event.kind not in _REPORTABLE or not record.progress.knows(event.stage):
+            return None  # a stage neither accepts a request nor ends one
+        if event.life in self._dead:
+            return None
         is_news = record.progress.report(event.stage, event.kind, event.life)
         record.progress.head(event.heading, self._dead)
         if not is_news:
-            return []
+            return None
         record.state = RequestState.RUNNING
-        emitted = self._emit(
+        return self._emit(
             record, event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
         )
-        if event.kind is not EventKind.STAGE_FINISHED:
-            return [emitted]
-        return [emitted, *self._go_on(record, now)]
 
     def _finish(self, record: _Record, event: ResultArrived, now: float) -> list[Effect]:
+        told = [note for report in event.reports if (note := self._note(record, report)) is not None]
         record.progress.finish()
         record.result_bytes = event.result_bytes
         record.content_type = event.content_type
         detail = {"result_bytes": event.result_bytes, "content_type": event.content_type}
-        return self._end(record, RequestState.FINISHED, None, now, detail=detail)
+        return [*told, *self._end(record, RequestState.FINISHED, None, now, detail=detail)]
 
     def _fail(
         self,

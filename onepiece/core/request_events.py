@@ -54,11 +54,12 @@ class StageReported:
 
 @frozen
 class ResultArrived:
-    """The result is durable."""
+    """The result is durable; with it comes what its stages had to say, part of which may be news."""
 
     uid: str
     result_bytes: int
     content_type: str
+    reports: tuple[StageReported, ...] = ()
 
 
 @frozen

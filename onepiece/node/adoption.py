@@ -114,6 +114,9 @@ class Adopter:
         mine = {uid: record for uid, record in found.items() if rendezvous(uid, proxies) == self._env.node_id}
         chosen = [record for uid, record in mine.items() if uid in self._suspected]
         self._suspected = frozenset(mine)
+        for orphan in chosen:
+            if self._knows(orphan.uid) and self._table.status(orphan.uid).state.is_final:
+                self._records.drop_everywhere(orphan.uid)  # a store node was away when it ended here
         for uid in list(self._doubtful):
             record = await self._doubted(uid, living)
             if record is not None:
@@ -157,7 +160,7 @@ class Adopter:
         self._held_back[uid] = []
         try:
             if await self._has_ended(uid):
-                self._records.drop(uid, record.key)
+                self._records.drop_everywhere(uid)
                 self._broadcast(ReleaseRequests((uid,)))
                 self._doubtful.discard(uid)
                 return

@@ -87,6 +87,9 @@ class ProxyService:
     def _admit(self, workflow: str) -> WorkflowGraph:
         if self._env.routes.table.epoch == _NO_TABLE:
             raise NotReady(f"{self._env.node_id} has just started and has not heard from the manager yet")
+        if self._node_of_life(self._env.identity.life) is None:
+            # Others would take what it accepts for orphaned, and adopt it: two owners for one request.
+            raise NotReady(f"{self._env.node_id} has begun a new life and is not back in the set yet")
         graph = self._env.routes.graphs.get(workflow)
         if graph is None and workflow in self._env.routes.unusable:
             why = self._env.routes.unusable[workflow]

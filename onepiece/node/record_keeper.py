@@ -119,6 +119,11 @@ class RecordKeeper:
         for node in nodes.values():
             self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", DropRecords((uid,)), lingers=True)
 
+    def drop_everywhere(self, uid: str) -> None:
+        """The request has ended, and store nodes may have its record that should not, or were not told."""
+        for node in self.stores().values():
+            self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", DropRecords((uid,)), lingers=True)
+
     async def orphans(self, living: Sequence[str]) -> dict[str, RequestRecord]:
         """Records whose owner is not among the ``living``, by UID; of several copies the newest."""
 

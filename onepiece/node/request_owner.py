@@ -284,12 +284,8 @@ class RequestOwner:
         for uid, body in message.reports:
             if self._table.is_known(uid) and not self._table.is_live(uid):
                 continue  # it ended before this could be told
-            try:
-                report = decode_control(body)
-            except CodecError as error:
-                get_logger().warning("report_refused", uid=uid, error=error.message)
-                continue
-            if isinstance(report, StageReport | StageProgress):
+            report = _decode_report(uid, body)
+            if report is not None:
                 self._on_message(report)
 
     def _on_message(self, message: Any) -> None:
@@ -301,21 +297,8 @@ class RequestOwner:
             self._misdirected.pass_on(uid, message)
 
     def _on_report(self, report: StageReport) -> None:
-        """Tell apart what a report says; the table leaves out what it knows already."""
-        moments = (
-            (EventKind.QUEUED, report.queued_at),
-            (EventKind.STAGE_STARTED, report.started_at),
-            (EventKind.STAGE_FINISHED, report.finished_at),
-        )
-        for kind, at in moments:
-            if at is not None:
-                is_end = kind is EventKind.STAGE_FINISHED
-                detail, heading = (report.detail, report.heading) if is_end else ({}, {})
-                self._handle(
-                    StageReported(
-                        report.uid, kind, report.stage, report.node_id, report.life, at, detail, heading
-                    )
-                )
+        for each in _told_apart(report):
+            self._handle(each)
 
     def _on_progress(self, progress: StageProgress) -> None:
         try:
@@ -346,8 +329,11 @@ class RequestOwner:
 
     def _on_stored(self, stored: ResultStored) -> None:
         self._results.note(stored.uid, stored.node_id)
-        self._on_reports(StageReports(tuple((stored.uid, report) for report in stored.trail.values())))
-        self._handle(ResultArrived(stored.uid, stored.result_bytes, stored.content_type))
+        trail = [_decode_report(stored.uid, body) for body in stored.trail.values()]
+        reports = [
+            each for report in trail if isinstance(report, StageReport) for each in _told_apart(report)
+        ]
+        self._handle(ResultArrived(stored.uid, stored.result_bytes, stored.content_type, tuple(reports)))
 
     # --- carrying out --------------------------------------------------------------------------
 
@@ -436,6 +422,35 @@ class RequestOwner:
         elif isinstance(sending, Resend):  # it has gone, and so has what it retained
             loop = asyncio.get_running_loop()
             loop.call_soon(self._handle, OutputMissing(sending.uid, sending.source, sending.target))
+
+
+def _decode_report(uid: str, body: bytes) -> StageReport | StageProgress | None:
+    try:
+        report = decode_control(body)
+    except CodecError as error:
+        get_logger().warning("report_refused", uid=uid, error=error.message)
+        return None
+    return report if isinstance(report, StageReport | StageProgress) else None
+
+
+def _told_apart(report: StageReport) -> list[StageReported]:
+    """The moments that a report tells of; the table leaves out what it knows already."""
+    moments = (
+        (EventKind.QUEUED, report.queued_at),
+        (EventKind.STAGE_STARTED, report.started_at),
+        (EventKind.STAGE_FINISHED, report.finished_at),
+    )
+    told = []
+    for kind, at in moments:
+        if at is not None:
+            is_end = kind is EventKind.STAGE_FINISHED
+            detail, heading = (report.detail, report.heading) if is_end else ({}, {})
+            told.append(
+                StageReported(
+                    report.uid, kind, report.stage, report.node_id, report.life, at, detail, heading
+                )
+            )
+    return told
 
 
 def _accepted(graph: WorkflowGraph, record: RequestRecord) -> Accepted:

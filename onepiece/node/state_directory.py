@@ -33,7 +33,7 @@ def open_state_directory(given: Path | None) -> Iterator[Path]:
             raise ConfigError(f"--state-dir {str(given)!r} cannot be made: {error}") from error
         yield given
         return
-    _remove_abandoned()
+    remove_abandoned(Path(tempfile.gettempdir()))
     try:
         path, descriptor = _make()
     except OSError as error:
@@ -56,8 +56,9 @@ def _make() -> tuple[Path, int]:
         os.close(descriptor)
 
 
-def _remove_abandoned() -> None:
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+def remove_abandoned(directory: Path) -> None:
+    """Remove the temporary directories in ``directory`` that nodes which were killed have left."""
+    for path in directory.glob(f"{_PREFIX}*"):
         descriptor = _locked(path)
         if descriptor is None:
             continue

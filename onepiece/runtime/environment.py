@@ -114,7 +114,10 @@ class Inboxes:
         self, name: str, geometry: Geometry, leniency: Leniency | None = None
     ) -> AsyncIterator[Receiver]:
         """Serve a ring under ``name``; leaving the block closes it."""
-        async with open_receiver(self._listener, name, geometry, leniency=leniency) as receiver:
+        opening = open_receiver(
+            self._listener, name, geometry, leniency=leniency, clock=self._clock, rng=self._rng
+        )
+        async with opening as receiver:
             for life in self._refused:
                 receiver.refuse(life)
             self._open[receiver] = None

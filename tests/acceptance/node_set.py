@@ -26,6 +26,7 @@ from typing import Any, Final, TypeVar
 from attrs import define, field
 
 import onepiece
+from onepiece.node.state_directory import remove_abandoned
 from tests.acceptance.http_api import Api
 
 READY_SECONDS: Final = 90.0
@@ -294,6 +295,8 @@ class NodeSet:
 
     def check_nothing_left(self) -> None:
         """Assert that nothing is left of the nodes, all of which have ended."""
+        if any(node.was_killed for node in self.nodes):
+            remove_abandoned(self.temporary)  # as the next node does that starts
         left = [text for node in self.nodes for text in node.leftovers()]
         left += [str(path) for path in self.temporary.iterdir()]
         assert not left, f"left behind: {left}\n{self.logs()}"

@@ -35,14 +35,19 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeSet]:
         yield a_set
 
 
+def in_flight(api: Api) -> list[str]:
+    """UIDs of the requests that have not ended."""
+    listed = api.client.get("/v1/requests").json()["requests"]
+    return [request["uid"] for request in listed if request["finished_at"] is None]
+
+
 @pytest.fixture(autouse=True)
 def api(narrow: NodeSet) -> Api:
     """The seed's proxy, with nothing in flight."""
     api = narrow.api()
-    listed = api.client.get("/v1/requests").json()["requests"]
-    for request in listed:
-        if request["finished_at"] is None:
-            api.cancel(request["uid"])
+    for uid in in_flight(api):
+        api.cancel(uid)
+    eventually(lambda: not in_flight(api), "nothing is in flight")
     return api
 
 
@@ -85,9 +90,9 @@ def test_request_beyond_the_budget_is_rejected(full: Api) -> None:
     assert refused.status_code == 429
     assert refused.json()["error"] == "Overloaded"
     assert int(refused.headers["Retry-After"]) >= 1
-    running = [r for r in full.client.get("/v1/requests").json()["requests"] if r["finished_at"] is None]
+    running = in_flight(full)
     assert len(running) == IN_FLIGHT_MAX
-    full.cancel(running[0]["uid"])
+    full.cancel(running[0])
     assert full.post("plain", {"text": "room"}).status_code == 202
 
 
@@ -207,18 +212,20 @@ def test_tensors_are_not_larger_than_their_elements(api: Api) -> None:
 # --- two proxies -------------------------------------------------------------------------------
 
 
-def test_result_through_the_other_proxy(narrow: NodeSet) -> None:
+@pytest.mark.parametrize("taker_is_seed", [True, False], ids=["seed takes", "worker takes"])
+def test_result_through_the_other_proxy(narrow: NodeSet, taker_is_seed: bool) -> None:
     """A result is served by whichever proxy is asked, right after it was announced (fault 115)."""
     [worker] = narrow.workers
-    one, other = narrow.api(), narrow.api(worker)
-    for taker, asker in ((one, other), (other, one)):
-        uid = taker.submit("plain", {"text": "ahoy"})
-        taker.ended(uid)
-        answer = asker.client.get(f"/v1/requests/{uid}/result", headers={"Accept": "application/json"})
-        assert answer.status_code == 200, answer.text
-        assert answer.json().startswith("ahoy@")
-        gone = taker.client.get(f"/v1/requests/{uid}/result")
-        assert gone.status_code == 410
+    proxies = (narrow.api(), narrow.api(worker))
+    taker, asker = proxies if taker_is_seed else reversed(proxies)
+    uid = taker.submit("plain", {"text": "ahoy"})
+    taker.ended(uid)
+    answer = asker.client.get(f"/v1/requests/{uid}/result", headers={"Accept": "application/json"})
+    assert answer.status_code == 200, answer.text
+    assert answer.json().startswith("ahoy@")
+    kept = f"/v1/requests/{uid}/result?keep=1"
+    eventually(lambda: taker.client.get(kept).status_code != 200, "it is dropped once fetched")
+    assert taker.client.get(kept).status_code == 410
 
 
 def test_a_uid_that_is_unknown_to_all(narrow: NodeSet) -> None:

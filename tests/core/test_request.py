@@ -30,6 +30,7 @@ from onepiece.core.request_record import (
     Holding,
     Plan,
     Resend,
+    RestoreCheckpoint,
     SendInputs,
 )
 from onepiece.errors import OnePieceError, StageFailed, UnknownRequest
@@ -72,6 +73,21 @@ def test_request_runs_to_its_result() -> None:
     kinds = [event.kind for event in requests.events(UID, -1)]
     assert (kinds[0], kinds[-1]) == (EventKind.ACCEPTED, EventKind.FINISHED)
     requests.check_invariants()
+
+
+def test_what_comes_with_the_result_is_told_and_asks_for_nothing() -> None:
+    """Reports that come with the result only say how it came about: nothing is sent because of them."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    reports = tuple(
+        reported(kind, stage)
+        for stage in ("encode", "decode")
+        for kind in (EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED)
+    )
+    effects = requests.handle(ResultArrived(UID, 10, "video/mp4", reports), 2.0)
+    assert not any(isinstance(effect, SendInputs | Resend | RestoreCheckpoint) for effect in effects)
+    told = [event.kind for event in requests.events(UID, -1)]
+    assert told == [EventKind.ACCEPTED, *(report.kind for report in reports), EventKind.FINISHED]
 
 
 def test_first_end_wins() -> None:

@@ -1,0 +1,107 @@
+"""How requests end: cancelled at each moment, told by any proxy, poisoned, submitted twice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import onepiece
+from onepiece.client import Client
+from onepiece.errors import RequestCancelled, UnknownRequest
+from onepiece.requests import RequestState
+from tests.node import hop_stages
+from tests.node.hop_crashes import HopSet, Trap, open_hop_set, set_trap
+from tests.node.proxy_set import until
+
+TRIES = 40
+
+
+@asynccontextmanager
+async def ready_set(
+    directory: Path, trap: Trap, patch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[HopSet, Client, Client]]:
+    """The set, and a client of each proxy."""
+    set_trap(trap, patch)
+    async with open_hop_set(directory, trap) as a_set, AsyncExitStack() as stack:
+        urls = [str(a_set.living[name].node.http) for name in ("proxy-1", "proxy-2")]
+        one, other = [await stack.enter_async_context(onepiece.connect(url)) for url in urls]
+        yield a_set, one, other
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("moment", ["taken", "running", "computed", "retained", "finished"])
+async def test_cancel(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queued, running, between stages, in flight, at the end: cancelled, and nothing stays (fault 105)."""
+    trap = Trap(moment)
+    async with ready_set(tmp_path, trap, monkeypatch) as (a_set, one, other):
+        handle = await one.submit("film", {"text": "ahoy"}, timeout=40)
+        await trap.caught.wait()
+        status = await handle.cancel()
+        trap.let_go.set()
+        assert status.state is RequestState.CANCELLED
+        with pytest.raises(RequestCancelled):
+            await handle.result()
+        await until(lambda: not a_set.retained_sources())
+        assert (await one.submit("film", {"text": "next"}, timeout=40)) is not None
+        assert (await other.attach(handle.uid).status()).state in {
+            RequestState.CANCELLED,
+            RequestState.FINISHED,  # the result was stored before: it stands, for all but the owner's client
+        }
+
+
+@pytest.mark.timeout(90)
+async def test_cancel_races_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever comes first wins, and what the owner said once it says always (fault 107)."""
+    async with ready_set(tmp_path, Trap("never"), monkeypatch) as (_, one, _):
+        for turn in range(TRIES):
+            handle = await one.submit("film", {"text": "ahoy"}, timeout=40)
+            await asyncio.sleep(0.002 * turn)
+            told = await handle.cancel()
+            assert told.state.is_final
+            assert (await handle.wait()).state is told.state
+
+
+@pytest.mark.timeout(90)
+async def test_any_proxy_tells_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another proxy knows result and error at once, and still when the owner is dead (fault 115)."""
+    async with ready_set(tmp_path, Trap("never"), monkeypatch) as (a_set, one, other):
+        finished = await one.submit("film", {"text": "ahoy"}, timeout=40)
+        assert await finished.result(keep=True) == "ahoy, drawn, refined, rendered"
+        assert await other.attach(finished.uid).result(keep=True) == "ahoy, drawn, refined, rendered"
+
+        async def stay(_: str) -> None:
+            await asyncio.Event().wait()
+
+        hop_stages.hooks["refine"] = stay
+        cancelled = await one.submit("film", {"text": "ahoy"}, timeout=40)
+        await until(lambda: hop_stages.runs["refine"] == 2)
+        await cancelled.cancel()
+        await a_set.die("proxy-1")
+        assert (await other.attach(cancelled.uid).wait()).state is RequestState.CANCELLED
+        assert (await other.attach(finished.uid).wait()).state is RequestState.FINISHED
+
+
+@pytest.mark.timeout(90)
+async def test_one_key_at_two_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client whose submission was answered by nobody submits at another proxy: one request (fault 131)."""
+    async with ready_set(tmp_path, Trap("never"), monkeypatch) as (_, one, other):
+        async with asyncio.TaskGroup() as tasks:
+            both = [
+                tasks.create_task(client.submit("film", {"text": "ahoy"}, timeout=40, key="order-17"))
+                for client in (one, other)
+            ]
+        uids = {task.result().uid for task in both}
+        assert len(uids) == 1
+        assert await other.attach(uids.pop()).result() == "ahoy, drawn, refined, rendered"
+        assert hop_stages.runs["render"] == 1
+
+
+@pytest.mark.timeout(90)
+async def test_a_request_nobody_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is unknown, once the set has been up for long enough to be sure of that."""
+    monkeypatch.setattr("onepiece.runtime.environment.STORES_RETURN_SECONDS", 0.0)
+    async with ready_set(tmp_path, Trap("never"), monkeypatch) as (_, one, _):
+        with pytest.raises(UnknownRequest):
+            await one.attach("01JDWX4T9Z7Q2M3K8V5N6P0R1S").status()
