@@ -83,6 +83,8 @@ STORES_FORGOTTEN_SECONDS: Final = 600.0
 """How long a store node that is gone is expected back, with what lies on its disk."""
 CHECKPOINT_LINGER_SECONDS: Final = 60.0
 """How long behind its request's deadline a checkpoint is kept that nobody has released."""
+END_SECONDS: Final = 6.0
+"""How long the error that ends a request may take to be stored before it is told all the same."""
 FOLLOWERS_PER_REQUEST_MAX: Final = 64
 """Clients that follow one request's events at once."""
 

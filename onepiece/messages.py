@@ -308,11 +308,32 @@ class ResultDescribed:
 @register
 @frozen
 class StoreFailure:
-    """The owner has ended a request without a result: keep the error, for whoever asks later."""
+    """The owner is about to end a request without a result; answered by ``FailureStored``.
 
+    The error is kept as a result is: for whoever asks later, and unless something is stored already.
+    """
+
+    call: int
+    reply_to: str
     uid: str
     workflow: str
     error: Mapping[str, Any]
+
+
+@register
+@frozen
+class FailureStored:
+    """What stands at ``node_id``, durably: the error, or another ``failure`` or a result that was first.
+
+    ``error`` says why nothing does.
+    """
+
+    call: int
+    node_id: str
+    failure: Mapping[str, Any] | None = None
+    result_bytes: int | None = None
+    content_type: str = ""
+    error: Mapping[str, Any] | None = None
 
 
 @register

@@ -15,10 +15,17 @@ holds a copy of what was accepted *adopts* the request and learns from the nodes
 
 ::
 
-    Accepted -> ACCEPTED --first report--> RUNNING --ResultArrived--> FINISHED
-    Adopted  ----------------------------> RUNNING
-                   |                          |----- RequestBroke, deadline, given up --> FAILED
-                   +--------------------------+----- CancelAsked --> CANCELLED
+    Accepted -> ACCEPTED --first report--> RUNNING ------ResultArrived-------> FINISHED
+    Adopted  ----------------------------> RUNNING                               ^
+                   |                          |--- RequestBroke, deadline, -+    | a result stands
+                   +--------------------------+--- given up, CancelAsked    |    |
+                                                                            v    |
+                                                                         (ending)+--> FAILED, CANCELLED
+
+*Ending*: the error it is to end in is not told before a store node has it, as a result is not: else the
+owner could die, and whoever adopts the request end it otherwise. To clients it is RUNNING as before. What
+a store node knew first stands, a result or another error, and that is told. A store node that does not
+answer is not waited for longer than ``end_seconds``; then the error is told though it may be nowhere else.
 
 Time is ``now``: seconds since the epoch, given with each event.
 """
@@ -32,6 +39,7 @@ from typing import Any, Final, TypeAlias
 from attrs import define, field
 
 from onepiece.core.event_log import LOSSY, EventLog
+from onepiece.core.owned_request import FINAL_KINDS, Ending, OwnedRequest, state_of
 from onepiece.core.request_events import (
     Accepted,
     Adopted,
@@ -39,6 +47,8 @@ from onepiece.core.request_events import (
     CheckpointFound,
     CheckpointMissing,
     Effect,
+    EndNotStored,
+    EndStored,
     Event,
     Headed,
     NodesDied,
@@ -51,6 +61,7 @@ from onepiece.core.request_events import (
     StageLost,
     StageReported,
     StopStages,
+    StoreEnd,
     Tick,
 )
 from onepiece.core.request_record import (
@@ -62,14 +73,6 @@ from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStat
 
 _REPORTABLE: Final = frozenset({EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED, *LOSSY})
 _DEAD_MAX: Final = 4096
-_RECORD_BYTES: Final = 2048
-"""What a record takes beside its events, about."""
-_FINAL_KINDS: Final = {
-    RequestState.FINISHED: EventKind.FINISHED,
-    RequestState.FAILED: EventKind.FAILED,
-    RequestState.CANCELLED: EventKind.CANCELLED,
-}
-
 
 _OfOne: TypeAlias = (
     Headed
@@ -78,60 +81,12 @@ _OfOne: TypeAlias = (
     | OutputMissing
     | CheckpointFound
     | CheckpointMissing
+    | EndStored
+    | EndNotStored
     | ResultArrived
     | RequestBroke
     | CancelAsked
 )
-
-
-def end_event(status: RequestStatus, sequence: int) -> RequestEvent:
-    """The final event of a request of which no more is known than how it ended."""
-    detail: Mapping[str, Any] = status.error or {
-        "result_bytes": status.result_bytes,
-        "content_type": status.content_type,
-    }
-    at = status.finished_at or status.accepted_at
-    return RequestEvent(status.uid, sequence, _FINAL_KINDS[status.state], at, detail=detail)
-
-
-@define
-class _Record:
-    """A request as it is now; ``status`` is what is shown of it, made when somebody looks."""
-
-    uid: str
-    workflow: str
-    accepted_at: float
-    deadline_at: float
-    progress: StageProgress
-    log: EventLog
-    key: str | None
-    state: RequestState = RequestState.ACCEPTED
-    finished_at: float | None = None
-    error: Mapping[str, Any] | None = None
-    result_bytes: int | None = None
-    content_type: str | None = None
-
-    @property
-    def held_bytes(self) -> int:
-        """What it takes in memory, about."""
-        return _RECORD_BYTES + self.log.held_bytes
-
-    @property
-    def status(self) -> RequestStatus:
-        """The record as it stands, unaffected by what comes later."""
-        return RequestStatus(
-            uid=self.uid,
-            workflow=self.workflow,
-            state=self.state,
-            accepted_at=self.accepted_at,
-            deadline_at=self.deadline_at,
-            finished_at=self.finished_at,
-            stages=self.progress.states(),
-            error=self.error,
-            result_bytes=self.result_bytes,
-            content_type=self.content_type,
-            key=self.key,
-        )
 
 
 @define
@@ -147,6 +102,7 @@ class RequestTable:
         events_max: How many events are kept for one request; beyond it old progress is dropped.
         events_bytes_max: How many bytes they may take, about.
         keep_seconds: How long an ended request's record is kept.
+        end_seconds: How long the error that ends a request may take to be stored.
         lives_max: How many nodes one stage of one request may cost.
         resends_max: How often inputs are sent to one stage again.
     """
@@ -156,12 +112,13 @@ class RequestTable:
     events_max: int
     events_bytes_max: int
     keep_seconds: float
+    end_seconds: float
     lives_max: int = 2
     resends_max: int = 8
-    _live: dict[str, _Record] = field(factory=dict)
+    _live: dict[str, OwnedRequest] = field(factory=dict)
     _dead: "OrderedDict[str, None]" = field(factory=OrderedDict)
     """The latest dead nodes: what they are still reported to have is lost."""
-    _ended: "OrderedDict[str, _Record]" = field(factory=OrderedDict)
+    _ended: "OrderedDict[str, OwnedRequest]" = field(factory=OrderedDict)
     _ended_bytes: int = 0
     _keys: dict[str, str] = field(factory=dict)
 
@@ -191,7 +148,9 @@ class RequestTable:
         ended.progress.note(event.life)
         return [ReleaseRetained(event.uid, frozenset({event.life}))]
 
-    def _advance(self, record: _Record, event: _OfOne, now: float) -> list[Effect]:
+    def _advance(self, record: OwnedRequest, event: _OfOne, now: float) -> list[Effect]:
+        if record.ending is not None:
+            return self._advance_ending(record, record.ending, event, now)
         match event:
             case Headed():
                 record.progress.head(event.heading, self._dead)
@@ -215,14 +174,34 @@ class RequestTable:
             case RequestBroke():
                 return self._fail(record, event.error, now, stage=event.stage, node=event.node_id)
             case CancelAsked():
-                error = RequestCancelled(f"request {record.uid} was cancelled", uid=record.uid)
-                return self._end(record, RequestState.CANCELLED, error.to_wire(), now)
+                error = RequestCancelled(f"request {record.uid} was cancelled", uid=record.uid).to_wire()
+                return self._begin_end(record, RequestState.CANCELLED, error, now)
             case _:
                 return []  # it names a stage that the workflow does not have
 
+    def _advance_ending(
+        self, record: OwnedRequest, ending: Ending, event: _OfOne, now: float
+    ) -> list[Effect]:
+        """It ends as the store nodes say; whatever else is told of it serves only to clear up."""
+        match event:
+            case ResultArrived():
+                return self._finish(record, event, now)
+            case EndStored(uid, failure=None, result_bytes=int(length), content_type=content_type):
+                return self._finish(record, ResultArrived(uid, length, content_type), now)
+            case EndStored(failure=failure) if failure is not None:
+                return self._end(record, state_of(failure), failure, now)
+            case EndStored() | EndNotStored():
+                return self._end_as(record, ending, now)
+            case StageReported():
+                record.progress.note(event.life)
+            case Headed(heading=heading):
+                for life in heading.values():
+                    record.progress.note(life)
+        return []
+
     def next_deadline(self) -> float | None:
         """When a ``Tick`` is due: the earliest deadline of a live request."""
-        return min((record.deadline_at for record in self._live.values()), default=None)
+        return min((record.due_at for record in self._live.values()), default=None)
 
     def uid_of_key(self, key: str) -> str | None:
         """The request that was accepted under this idempotency key, if it is still known."""
@@ -281,15 +260,16 @@ class RequestTable:
             assert uid == status.uid
             assert status.state.is_final == (uid in self._ended)
             assert status.state.is_final == (status.finished_at is not None)
+            assert record.ending is None or not status.state.is_final
             events = record.log.after(-1)
-            finals = [event for event in events if event.kind in _FINAL_KINDS.values()]
+            finals = [event for event in events if event.kind in FINAL_KINDS.values()]
             assert len(finals) == status.state.is_final
             sequences = [event.sequence for event in events]
             assert sequences == sorted(set(sequences))
         for key, uid in self._keys.items():
             assert self._record(uid).status.key == key
 
-    def _record(self, uid: str) -> _Record:
+    def _record(self, uid: str) -> OwnedRequest:
         record = self._live.get(uid) or self._ended.get(uid)
         if record is None:
             raise UnknownRequest(
@@ -300,21 +280,21 @@ class RequestTable:
 
     def _accept(self, event: Accepted, now: float) -> list[Effect]:
         record = self._add(event, RequestState.ACCEPTED, now)
-        return [_publish(record, EventKind.ACCEPTED, now), *self._go_on(record, now)]
+        return [record.publish(EventKind.ACCEPTED, now), *self._go_on(record, now)]
 
     def _adopt(self, event: Adopted, now: float) -> list[Effect]:
         record = self._add(event.accepted, RequestState.RUNNING, event.accepted_at)
         # Beyond any number that the earlier owner's events had: no request has one each millisecond.
         record.log.next_sequence = 1000 + max(0, int((now - event.accepted_at) * 1000))
         record.progress.adopt(event.holdings, event.adoptions)
-        return [_publish(record, EventKind.ACCEPTED, event.accepted_at), *self._go_on(record, now)]
+        return [record.publish(EventKind.ACCEPTED, event.accepted_at), *self._go_on(record, now)]
 
-    def _add(self, accepted: Accepted, state: RequestState, accepted_at: float) -> _Record:
+    def _add(self, accepted: Accepted, state: RequestState, accepted_at: float) -> OwnedRequest:
         uid = accepted.uid
         assert uid not in self._live
         assert uid not in self._ended
         progress = StageProgress(uid, accepted.plan, self.lives_max, self.resends_max)
-        record = self._live[uid] = _Record(
+        record = self._live[uid] = OwnedRequest(
             uid=uid,
             workflow=accepted.workflow,
             accepted_at=accepted_at,
@@ -328,27 +308,27 @@ class RequestTable:
             self._keys[accepted.key] = uid
         return record
 
-    def _go_on(self, record: _Record, now: float) -> list[Effect]:
+    def _go_on(self, record: OwnedRequest, now: float) -> list[Effect]:
         """Send what the request needs, or end it if that cannot be."""
         sendings = record.progress.advance()
         if isinstance(sendings, GivenUp):
             return self._give_up(record, sendings, now)
         return list(sendings)
 
-    def _give_up(self, record: _Record, why: GivenUp, now: float) -> list[Effect]:
+    def _give_up(self, record: OwnedRequest, why: GivenUp, now: float) -> list[Effect]:
         uid = record.uid
         kind = StageFailed if why.is_poison else NodeLost
         advice = "the input kills the stage" if why.is_poison else "submit it again"
         error = kind(f"{why.stage} of request {uid}: {why.reason}; {advice}", uid=uid, stage=why.stage)
         return self._fail(record, error.to_wire(), now, stage=why.stage)
 
-    def _report(self, record: _Record, event: StageReported, now: float) -> list[Effect]:
+    def _report(self, record: OwnedRequest, event: StageReported, now: float) -> list[Effect]:
         told = self._note(record, event)
         if told is None:
             return []
         return [told, *self._go_on(record, now)] if event.kind is EventKind.STAGE_FINISHED else [told]
 
-    def _note(self, record: _Record, event: StageReported) -> Publish | None:
+    def _note(self, record: OwnedRequest, event: StageReported) -> Publish | None:
         """Take in what a stage said; None if that is no news."""
         if event.kind not in _REPORTABLE or not record.progress.knows(event.stage):
             return None  # a stage neither accepts a request nor ends one
@@ -359,11 +339,11 @@ class RequestTable:
         if not is_news:
             return None
         record.state = RequestState.RUNNING
-        return _publish(
-            record, event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
+        return record.publish(
+            event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
         )
 
-    def _finish(self, record: _Record, event: ResultArrived, now: float) -> list[Effect]:
+    def _finish(self, record: OwnedRequest, event: ResultArrived, now: float) -> list[Effect]:
         told = [note for report in event.reports if (note := self._note(record, report)) is not None]
         record.progress.finish()
         record.result_bytes = event.result_bytes
@@ -373,18 +353,34 @@ class RequestTable:
 
     def _fail(
         self,
-        record: _Record,
+        record: OwnedRequest,
         error: Mapping[str, Any],
         now: float,
         *,
         stage: str | None = None,
         node: str | None = None,
     ) -> list[Effect]:
-        return self._end(record, RequestState.FAILED, error, now, stage=stage, node=node)
+        return self._begin_end(record, RequestState.FAILED, error, now, stage=stage, node=node)
+
+    def _begin_end(
+        self,
+        record: OwnedRequest,
+        state: RequestState,
+        error: Mapping[str, Any],
+        now: float,
+        *,
+        stage: str | None = None,
+        node: str | None = None,
+    ) -> list[Effect]:
+        record.ending = Ending(state, error, stage, node, now + self.end_seconds)
+        return [StoreEnd(record.uid, record.workflow, error), StopStages(record.uid, error)]
+
+    def _end_as(self, record: OwnedRequest, ending: Ending, now: float) -> list[Effect]:
+        return self._end(record, ending.state, ending.error, now, stage=ending.stage, node=ending.node)
 
     def _end(
         self,
-        record: _Record,
+        record: OwnedRequest,
         state: RequestState,
         error: Mapping[str, Any] | None,
         now: float,
@@ -395,13 +391,10 @@ class RequestTable:
     ) -> list[Effect]:
         assert state.is_final
         record.state, record.finished_at, record.error = state, now, error
-        final = _publish(
-            record, _FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {}
-        )
+        record.ending = None
+        final = record.publish(FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {})
         effects: list[Effect] = [final, Settled(record.uid, record.workflow, state)]
-        if error is not None:
-            effects.append(StopStages(record.uid, error))
-        else:
+        if error is None:
             effects.append(ReleaseRetained(record.uid, frozenset(record.progress.node_ids())))
         self._ended[record.uid] = self._live.pop(record.uid)
         self._ended_bytes += record.held_bytes
@@ -414,7 +407,7 @@ class RequestTable:
         while len(self._dead) > _DEAD_MAX:
             self._dead.popitem(last=False)
         effects: list[Effect] = []
-        for record in list(self._live.values()):
+        for record in [each for each in self._live.values() if each.ending is None]:
             given_up = record.progress.lose_nodes(node_ids)
             if given_up is not None:
                 effects += self._give_up(record, given_up, now)
@@ -425,7 +418,10 @@ class RequestTable:
     def _expire(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for record in list(self._live.values()):
-            if now < record.deadline_at:
+            if now < record.due_at:
+                continue
+            if record.ending is not None:
+                effects += self._end_as(record, record.ending, now)
                 continue
             open_stages = record.progress.open_stages()
             error = DeadlineExceeded(
@@ -450,7 +446,3 @@ class RequestTable:
             self._ended_bytes -= record.held_bytes
             if record.key is not None:
                 del self._keys[record.key]
-
-
-def _publish(record: _Record, kind: EventKind, at: float, **about: Any) -> Publish:
-    return Publish(record.log.add(kind, at, **about))

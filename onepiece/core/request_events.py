@@ -124,6 +124,27 @@ class CheckpointMissing:
 
 
 @frozen
+class EndStored:
+    """How the request has ended is durable: as it was to, or otherwise since a store node knew that before.
+
+    ``failure`` is another error that stands, ``result_bytes`` and ``content_type`` tell of a result that
+    does; none of both: the error that was to be stored.
+    """
+
+    uid: str
+    failure: Mapping[str, Any] | None = None
+    result_bytes: int | None = None
+    content_type: str = ""
+
+
+@frozen
+class EndNotStored:
+    """No store node took the error that the request was to end in."""
+
+    uid: str
+
+
+@frozen
 class Tick:
     """Time has passed."""
 
@@ -137,6 +158,8 @@ Event: TypeAlias = (
     | OutputMissing
     | CheckpointFound
     | CheckpointMissing
+    | EndStored
+    | EndNotStored
     | ResultArrived
     | RequestBroke
     | CancelAsked
@@ -150,6 +173,15 @@ class Publish:
     """Tell whoever follows the request."""
 
     event: RequestEvent
+
+
+@frozen
+class StoreEnd:
+    """Make the error that the request is to end in durable; then say ``EndStored`` or ``EndNotStored``."""
+
+    uid: str
+    workflow: str
+    error: Mapping[str, Any]
 
 
 @frozen
@@ -177,4 +209,4 @@ class Settled:
     state: RequestState
 
 
-Effect: TypeAlias = Publish | StopStages | ReleaseRetained | Settled | Sending
+Effect: TypeAlias = Publish | StoreEnd | StopStages | ReleaseRetained | Settled | Sending

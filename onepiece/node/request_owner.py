@@ -31,12 +31,14 @@ from onepiece.core.request_events import (
     StageLost,
     StageReported,
     StopStages,
+    StoreEnd,
     Tick,
 )
 from onepiece.core.request_record import Holding, Plan, Resend, RestoreCheckpoint, Sending, SendInputs
 from onepiece.errors import NotReady, OnePieceError, Overloaded
 from onepiece.graph import FromStage, WorkflowGraph
 from onepiece.limits import (
+    END_SECONDS,
     EVENTS_BYTES_PER_REQUEST_MAX,
     EVENTS_PER_REQUEST_MAX,
     FOLLOWERS_PER_REQUEST_MAX,
@@ -59,11 +61,11 @@ from onepiece.messages import (
     StageReports,
     StageWasLost,
     StopRequest,
-    StoreFailure,
 )
 from onepiece.node.adoption import Adopter
 from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
+from onepiece.node.end_keeper import EndKeeper
 from onepiece.node.misdirected import Misdirected
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.restorer import Restorer
@@ -121,10 +123,12 @@ class RequestOwner:
             events_max=EVENTS_PER_REQUEST_MAX,
             events_bytes_max=EVENTS_BYTES_PER_REQUEST_MAX,
             keep_seconds=RECORD_KEEP_SECONDS,
+            end_seconds=END_SECONDS,
         )
         self._owned: dict[str, _Owned] = {}
         self._followers: dict[str, set[_Follower]] = {}
         self._settled = asyncio.Event()
+        self._ends = EndKeeper(env, tasks, calls=calls, results=results, handle=self._handle)
         self._restorer = Restorer(env, tasks, calls, self._handle)
         self._misdirected = Misdirected(env, tasks, records)
         self.adopter = Adopter(
@@ -151,7 +155,7 @@ class RequestOwner:
         control.on(StageReports, self._on_reports)
         for kind in self._handlers:
             control.on(kind, self._on_message)
-        self._calls.answered_by(control, RequestsHeld, *self._restorer.answers)
+        self._calls.answered_by(control, RequestsHeld, *self._restorer.answers, *self._ends.answers)
 
     async def tick(self) -> None:
         """End what is past its deadline, until cancelled.
@@ -185,6 +189,7 @@ class RequestOwner:
         for uid in self._table.live_uids():
             self._budget.give_back(uid)
         self._table.disown()
+        self._settled.set()
         self._owned.clear()
         self.adopter.forget()
         for followers in self._followers.values():
@@ -258,10 +263,16 @@ class RequestOwner:
                     joins[node.id] = met.actor_id
         return joins
 
-    def cancel(self, uid: str) -> RequestStatus:
-        """Cancel; no error if the request has ended."""
+    async def cancel(self, uid: str) -> RequestStatus:
+        """Cancel, and wait until the request has ended so, or otherwise; no error if it had before.
+
+        Cancelled: it ends all the same.
+        """
         self._table.status(uid)
         self._handle(CancelAsked(uid))
+        while self._table.is_live(uid):
+            self._settled.clear()
+            await self._settled.wait()
         return self._table.status(uid)
 
     async def events(self, uid: str, after: int) -> AsyncGenerator[RequestEvent, None]:
@@ -374,7 +385,6 @@ class RequestOwner:
                 self._budget.give_back(uid)
                 owned = self._owned.pop(uid, None)
                 if owned is not None:
-                    self._keep_failure(uid)
                     if any(spec.checkpoint for spec in owned.graph.stages.values()):
                         self._records.drop_everywhere(uid)  # checkpoints may be on any store node
                     else:
@@ -382,18 +392,12 @@ class RequestOwner:
                     if owned.record.adoptions:  # every node was told who owns it
                         self._broadcast(ReleaseRequests((uid,)))
                 self._settled.set()
+            case StoreEnd():
+                self._ends.keep(effect)
             case StopStages(uid, reason):
                 self._broadcast(StopRequest(uid, reason))
             case ReleaseRetained(uid, lives):
                 self._release(uid, lives)
-
-    def _keep_failure(self, uid: str) -> None:
-        """An error is stored as a result is, so that every proxy can tell it."""
-        status = self._table.status(uid)
-        if status.error is not None:
-            for node in self._records.holders(uid):
-                failure = StoreFailure(uid, status.workflow, status.error)
-                self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", failure)
 
     def _broadcast(self, message: object) -> None:
         for node in self._env.routes.table.nodes:

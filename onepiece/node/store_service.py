@@ -20,6 +20,7 @@ from onepiece.messages import (
     STORE_REGION,
     Consumed,
     DescribeResult,
+    FailureStored,
     PurgeResult,
     ReadResult,
     RequestErrored,
@@ -34,11 +35,13 @@ from onepiece.node.control import ControlService
 from onepiece.node.record_service import RecordService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.runtime.environment import Environment
-from onepiece.store import PutOutcome, RecordKind, RequestLog, ResultStore
+from onepiece.store import PutOutcome, RecordKind, RequestLog, ResultStore, StoredRecord
 from transports import Bytes, Delivery, Geometry, Receiver
 
 _EXPIRE_SECONDS: Final = 5.0
 _SLOTS: Final = 1024
+_WORKFLOW: Final = "workflow"
+"""What an error's record says beside the error."""
 
 
 class StoreService:
@@ -158,13 +161,24 @@ class StoreService:
         )
 
     async def _store_failure(self, failure: StoreFailure) -> None:
+        call, node_id = failure.call, self._env.node_id
         try:
-            wire = {**failure.error, "workflow": failure.workflow}
+            wire = {**failure.error, _WORKFLOW: failure.workflow}
             outcome = await self._store.put_error(failure.uid, wire, now=self._env.now())
             if outcome is PutOutcome.STORED:
                 self._copies.stored(failure.uid)
-        except OnePieceError as error:
-            get_logger().warning("failure_not_stored", request=failure.uid, error=error.message)
+                answer = FailureStored(call, node_id)
+            else:
+                record = await self._store.meta(failure.uid)
+                if record.kind is RecordKind.ERROR:
+                    answer = FailureStored(call, node_id, failure=_failure_of(record))
+                else:
+                    content_type, length = record.content_type, record.total_bytes
+                    answer = FailureStored(call, node_id, result_bytes=length, content_type=content_type)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the owner must hear of it
+            get_logger().warning("failure_not_stored", request=failure.uid, error=str(error))
+            answer = FailureStored(call, node_id, error=self._wire_of(error))
+        self._env.outbox.post(failure.reply_to, answer)
 
     async def _describe(self, ask: DescribeResult) -> None:
         try:
@@ -206,6 +220,11 @@ class StoreService:
             get_logger().error("store_failed", exc_info=error)
             error = OnePieceError(f"the result store of {self._env.node_id} failed; its log has the cause")
         return error.to_wire()
+
+
+def _failure_of(record: StoredRecord) -> dict[str, Any]:
+    """The error as its request's owner put it."""
+    return {name: value for name, value in record.meta.items() if name != _WORKFLOW}
 
 
 def _bytes_of(value: Wire) -> Bytes:

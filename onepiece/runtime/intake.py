@@ -90,6 +90,10 @@ class Intake:
         if len(self._stopped) > STOPPED_UIDS_MAX:
             self._stopped.popitem(last=False)
 
+    def is_stopped(self, uid: str) -> bool:
+        """Whether the request has ended, as far as this actor was told."""
+        return uid in self._stopped
+
     def done(self, stage_task: StageTask) -> None:
         """A stage of a request has run here: a repeat of its inputs need not run again."""
         self._done[stage_task.uid, stage_task.node] = stage_task.attempt

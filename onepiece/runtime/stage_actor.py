@@ -344,6 +344,8 @@ class StageActor:
         Those of a checkpointed stage are kept by store nodes as well, before the stage counts as finished:
         whoever takes them need not wait for that.
         """
+        if self._intake.is_stopped(stage_task.uid):
+            return  # it has ended: whatever is retained from now on nobody would let go of
         open_ends = set(shipment.targets) | ({_CHECKPOINT} if self.spec.checkpoint else set())
 
         def settle(name: str) -> None:

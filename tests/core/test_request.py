@@ -9,6 +9,9 @@ from onepiece.core.request_events import (
     Accepted,
     Adopted,
     CancelAsked,
+    Effect,
+    EndNotStored,
+    EndStored,
     Event,
     Headed,
     NodesDied,
@@ -19,6 +22,7 @@ from onepiece.core.request_events import (
     Settled,
     StageReported,
     StopStages,
+    StoreEnd,
     Tick,
 )
 from onepiece.core.request_record import (
@@ -33,10 +37,17 @@ from onepiece.core.request_record import (
     RestoreCheckpoint,
     SendInputs,
 )
-from onepiece.errors import OnePieceError, StageFailed, UnknownRequest
+from onepiece.errors import (
+    DeadlineExceeded,
+    OnePieceError,
+    RequestCancelled,
+    StageFailed,
+    UnknownRequest,
+)
 from onepiece.requests import EventKind, RequestState
 
 UID = "request-1"
+END_SECONDS = 6.0
 PLAN = Plan({"encode": (INPUTS,), "decode": ("encode",)}, "decode")
 
 
@@ -48,6 +59,7 @@ def table(records_max: int = 100) -> RequestTable:
         events_max=20,
         events_bytes_max=50_000,
         keep_seconds=100.0,
+        end_seconds=END_SECONDS,
     )
 
 
@@ -59,6 +71,13 @@ def accepted(uid: str = UID, deadline_at: float = 60.0, key: str | None = None) 
 def reported(kind: EventKind, stage: str = "encode", node: str = "n1", **heading: str) -> StageReported:
     """A stage of it said something."""
     return StageReported(UID, kind, stage, node, node, 1.0, {}, heading)
+
+
+def end(requests: RequestTable, event: Event, now: float) -> list[Effect]:
+    """Something ends a request, and the store nodes keep how."""
+    effects = requests.handle(event, now)
+    stored = [EndStored(effect.uid) for effect in effects if isinstance(effect, StoreEnd)]
+    return [*effects, *(effect for each in stored for effect in requests.handle(each, now))]
 
 
 def test_request_runs_to_its_result() -> None:
@@ -100,8 +119,9 @@ def test_first_end_wins() -> None:
     """What arrives after a request has ended changes nothing and tells nobody."""
     requests = table()
     requests.handle(accepted(), 0.0)
-    requests.handle(CancelAsked(UID), 1.0)
-    for late in (ResultArrived(UID, 1, "x"), CancelAsked(UID), NodesDied(frozenset({"n1"})), Tick()):
+    end(requests, CancelAsked(UID), 1.0)
+    stored = EndStored(UID, result_bytes=1)
+    for late in (ResultArrived(UID, 1, "x"), CancelAsked(UID), NodesDied(frozenset({"n1"})), stored, Tick()):
         assert requests.handle(late, 99.0) == []
     assert requests.status(UID).state is RequestState.CANCELLED
 
@@ -117,6 +137,96 @@ def test_ended_request_is_told_to_stop() -> None:
         requests = table()
         requests.handle(accepted(), 0.0)
         assert any(isinstance(effect, StopStages) for effect in requests.handle(event, now))
+
+
+ENDS: list[tuple[Event, float, str]] = [
+    (RequestBroke(UID, "encode", "n1", StageFailed("it broke").to_wire()), 1.0, "failed"),
+    (CancelAsked(UID), 1.0, "cancelled"),
+    (Tick(), 60.0, "failed"),
+]
+
+
+@pytest.mark.parametrize(("event", "now", "state"), ENDS, ids=["failure", "cancellation", "deadline"])
+def test_an_error_is_told_when_it_is_stored(event: Event, now: float, state: str) -> None:
+    """Until then the request has not ended, for anybody: no event, no place given back."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    effects = requests.handle(event, now)
+    assert [type(effect) for effect in effects] == [StoreEnd, StopStages]
+    assert not requests.status(UID).state.is_final
+    assert requests.status(UID).error is None
+    assert requests.handle(event, now) == []
+    effects = requests.handle(EndStored(UID), now + 0.1)
+    assert [type(effect) for effect in effects] == [Publish, Settled]
+    status = requests.status(UID)
+    assert status.state.value == state
+    assert status.error is not None
+    assert [each.kind.value for each in requests.events(UID, -1)] == ["accepted", state]
+    requests.check_invariants()
+
+
+def test_what_a_store_knew_first_is_told() -> None:
+    """A result or another error that is durable already is how the request ended."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    requests.handle(CancelAsked(UID), 1.0)
+    effects = requests.handle(EndStored(UID, result_bytes=7, content_type="video/mp4"), 2.0)
+    assert Settled(UID, "clip", RequestState.FINISHED) in effects
+    status = requests.status(UID)
+    assert (status.result_bytes, status.content_type, status.error) == (7, "video/mp4", None)
+
+    for first, second, state in (
+        (Tick(), RequestCancelled("by another owner"), RequestState.CANCELLED),
+        (CancelAsked(UID), DeadlineExceeded("at another owner"), RequestState.FAILED),
+    ):
+        requests = table()
+        requests.handle(accepted(), 0.0)
+        requests.handle(first, 60.0)
+        requests.handle(EndStored(UID, failure=second.to_wire()), 61.0)
+        status = requests.status(UID)
+        assert (status.state, status.error) == (state, second.to_wire())
+        requests.check_invariants()
+
+
+def test_a_result_that_arrives_while_it_ends_stands() -> None:
+    """A store node that kept the result knew of no error; what it answers later changes nothing."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    requests.handle(CancelAsked(UID), 1.0)
+    effects = requests.handle(ResultArrived(UID, 7, "x"), 1.1)
+    assert Settled(UID, "clip", RequestState.FINISHED) in effects
+    assert requests.handle(EndStored(UID), 1.2) == []
+    assert requests.status(UID).state is RequestState.FINISHED
+    requests.check_invariants()
+
+
+def test_an_error_that_nobody_stores_is_told_within_a_bound() -> None:
+    """No store node is there, or none answers: the client hears of the error all the same."""
+    requests = table()
+    requests.handle(accepted("a"), 0.0)
+    requests.handle(CancelAsked("a"), 1.0)
+    requests.handle(EndNotStored("a"), 1.1)
+    assert requests.status("a").state is RequestState.CANCELLED
+    requests.handle(accepted("b"), 2.0)
+    requests.handle(CancelAsked("b"), 3.0)
+    assert requests.next_deadline() == 3.0 + END_SECONDS
+    assert requests.handle(Tick(), 8.9) == []
+    requests.handle(Tick(), 9.0)
+    assert requests.status("b").state is RequestState.CANCELLED
+    requests.check_invariants()
+
+
+def test_a_request_that_ends_goes_nowhere() -> None:
+    """While its end is being stored nothing is sent for it, whatever dies; latecomers let go all the same."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    requests.handle(reported(EventKind.STAGE_STARTED), 1.0)
+    requests.handle(CancelAsked(UID), 2.0)
+    assert requests.handle(NodesDied(frozenset({"n1"})), 2.1) == []
+    assert requests.handle(reported(EventKind.STAGE_FINISHED, decode="n3"), 2.1) == []
+    assert requests.handle(Headed(UID, {"decode": "n4"}), 2.1) == []
+    effects = requests.handle(EndStored(UID, result_bytes=1), 2.2)
+    assert ReleaseRetained(UID, frozenset({"n1", "n4"})) in effects
 
 
 def test_what_is_told_twice_is_one_event() -> None:
@@ -181,7 +291,7 @@ def test_poison_ends_in_stage_failed() -> None:
     requests.handle(accepted(), 0.0)
     for life in ("n1", "n2"):
         requests.handle(reported(EventKind.STAGE_STARTED, node=life), 0.5)
-        requests.handle(NodesDied(frozenset({life})), 1.0)
+        end(requests, NodesDied(frozenset({life})), 1.0)
     error = requests.status(UID).error
     assert error is not None
     assert error["error"] == "StageFailed"
@@ -224,7 +334,7 @@ def test_deadline_names_the_open_stage() -> None:
     requests.handle(reported(EventKind.STAGE_STARTED), 1.0)
     assert requests.next_deadline() == 5.0
     assert requests.handle(Tick(), 4.9) == []
-    requests.handle(Tick(), 5.0)
+    end(requests, Tick(), 5.0)
     error = requests.status(UID).error
     assert error is not None
     assert error["error"] == "DeadlineExceeded"
@@ -236,9 +346,9 @@ def test_key_finds_the_request_while_it_is_known() -> None:
     requests = table(records_max=1)
     requests.handle(accepted("a", key="order-17"), 0.0)
     assert requests.uid_of_key("order-17") == "a"
-    requests.handle(CancelAsked("a"), 1.0)
+    end(requests, CancelAsked("a"), 1.0)
     requests.handle(accepted("b"), 2.0)
-    requests.handle(CancelAsked("b"), 3.0)
+    end(requests, CancelAsked("b"), 3.0)
     assert requests.uid_of_key("order-17") is None
     with pytest.raises(UnknownRequest):
         requests.status("a")
@@ -262,7 +372,7 @@ def test_newest_requests_come_first() -> None:
     requests = table()
     for number in range(5):
         requests.handle(accepted(f"r{number}"), float(number))
-    requests.handle(CancelAsked("r3"), 9.0)
+    end(requests, CancelAsked("r3"), 9.0)
     assert [status.uid for status in requests.statuses(limit=3, state=None)] == ["r4", "r3", "r2"]
     assert [status.uid for status in requests.statuses(limit=9, state="cancelled")] == ["r3"]
 
@@ -285,6 +395,10 @@ EVENTS = st.one_of(
     st.builds(ResultArrived, UIDS, st.just(1), st.just("x")),
     st.builds(RequestBroke, UIDS, STAGES, NODES, st.just(OnePieceError("x").to_wire())),
     st.builds(CancelAsked, UIDS),
+    st.builds(EndStored, UIDS),
+    st.builds(EndStored, UIDS, result_bytes=st.just(1)),
+    st.builds(EndStored, UIDS, failure=st.just(RequestCancelled("x").to_wire())),
+    st.builds(EndNotStored, UIDS),
     st.builds(NodesDied, st.frozensets(NODES)),
     st.builds(Tick),
 )
@@ -313,5 +427,7 @@ def test_any_order_of_events_ends_each_request_once(events: list[Event]) -> None
             after = requests.status(uid).stages
             assert all(order[after[stage]] >= order[before[uid][stage]] for stage in after)
     requests.handle(Tick(), 1000.0)
+    requests.handle(Tick(), 1000.0 + END_SECONDS)
+    assert requests.live_count() == 0
     assert all(count == 1 for count in finals.values())
     assert settled == finals
