@@ -196,8 +196,10 @@ def test_new_worker_takes_the_place_of_the_dead(trio: NodeSet) -> None:
     api = trio.api()
     for worker in trio.workers:
         worker.kill()
-    red = turned_red(api)
-    assert any("relay" in reason for reason in red["waiting_for"]), red
+    # Their deaths are noticed one after the other: only then nobody is left to run the stage.
+    eventually(
+        lambda: any("relay" in reason for reason in api.readiness()["waiting_for"]), "relay is waited for"
+    )
     refused = api.post("noop")
     assert refused.status_code == 503
     assert refused.json()["error"] == "NotReady"

@@ -14,9 +14,10 @@ import pytest
 import onepiece
 from onepiece.errors import ConfigError, ResultGone, StoreFull, UnknownRequest
 from onepiece.store import Durability, PutOutcome, RecordKind, ResultStore, StoreOptions
-from onepiece.store._changes import LAYOUT_KEY, U64
+from onepiece.store._changes import U64
 from onepiece.store._database import LAYOUT_VERSION
 from onepiece.store._flusher import Flusher
+from onepiece.store._lmdb import LAYOUT_KEY
 
 NOW = 1_000_000.0
 WRITER = Path(__file__).with_name("writer.py")
@@ -165,9 +166,11 @@ FULL_DISK = """
 import asyncio, resource, sys
 from onepiece.errors import StoreFull
 from onepiece.store import PutOutcome, RecordKind, ResultStore, StoreOptions
-from onepiece.store._changes import LAYOUT_KEY, U64
+from onepiece.store._changes import U64
+from onepiece.store._lmdb import LAYOUT_KEY
 from onepiece.store._database import LAYOUT_VERSION
-from onepiece.store._changes import LAYOUT_KEY, U64
+from onepiece.store._changes import U64
+from onepiece.store._lmdb import LAYOUT_KEY
 from onepiece.store._database import LAYOUT_VERSION
 
 async def main(directory):
