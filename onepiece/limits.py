@@ -78,6 +78,8 @@ STORES_RETURN_SECONDS: Final = 5.0
 """How long behind its first route table a node takes into account that store nodes may still join."""
 STORES_FORGOTTEN_SECONDS: Final = 600.0
 """How long a store node that is gone is expected back, with what lies on its disk."""
+CHECKPOINT_LINGER_SECONDS: Final = 60.0
+"""How long behind its request's deadline a checkpoint is kept that nobody has released."""
 FOLLOWERS_PER_REQUEST_MAX: Final = 64
 """Clients that follow one request's events at once."""
 

@@ -35,6 +35,8 @@ from onepiece.core.request_events import (
     Accepted,
     Adopted,
     CancelAsked,
+    CheckpointFound,
+    CheckpointMissing,
     Effect,
     Event,
     Headed,
@@ -68,7 +70,15 @@ _FINAL_KINDS: Final = {
 
 
 _OfOne: TypeAlias = (
-    Headed | StageReported | StageLost | OutputMissing | ResultArrived | RequestBroke | CancelAsked
+    Headed
+    | StageReported
+    | StageLost
+    | OutputMissing
+    | CheckpointFound
+    | CheckpointMissing
+    | ResultArrived
+    | RequestBroke
+    | CancelAsked
 )
 
 
@@ -182,6 +192,12 @@ class RequestTable:
                 return self._go_on(record, now)
             case OutputMissing() if record.progress.knows(event.source):
                 record.progress.lose_output(event.source, event.target)
+                return self._go_on(record, now)
+            case CheckpointFound():
+                record.progress.await_checkpoint(event.source, event.target, event.life, self._dead)
+                return self._go_on(record, now)
+            case CheckpointMissing():
+                record.progress.lose_checkpoint(event.source, event.target)
                 return self._go_on(record, now)
             case ResultArrived():
                 return self._finish(record, event, now)

@@ -105,6 +105,25 @@ class OutputMissing:
 
 
 @frozen
+class CheckpointFound:
+    """This store node has the checkpoint that was asked for, and sends it."""
+
+    uid: str
+    source: str
+    target: str
+    life: str
+
+
+@frozen
+class CheckpointMissing:
+    """No store node has the checkpoint that was asked for."""
+
+    uid: str
+    source: str
+    target: str
+
+
+@frozen
 class Tick:
     """Time has passed."""
 
@@ -116,6 +135,8 @@ Event: TypeAlias = (
     | StageReported
     | StageLost
     | OutputMissing
+    | CheckpointFound
+    | CheckpointMissing
     | ResultArrived
     | RequestBroke
     | CancelAsked

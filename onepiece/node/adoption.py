@@ -214,7 +214,7 @@ class Adopter:
             *(ask(f"{node.address}/{CONTROL_REGION}", node.node_id) for node in nodes)
         )
         return tuple(
-            Holding(answer.life, each.active, each.retained)
+            Holding(answer.life, each.active, each.retained, each.checkpoints)
             for answer in answers
             if answer is not None
             for each in answer.held

@@ -64,6 +64,7 @@ from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
 from onepiece.node.misdirected import Misdirected
 from onepiece.node.record_keeper import RecordKeeper
+from onepiece.node.restorer import Restorer
 from onepiece.node.result_reader import ResultReader
 from onepiece.record_messages import RequestRecord, RequestsHeld
 from onepiece.requests import EventKind, RequestEvent, RequestStatus
@@ -116,6 +117,7 @@ class RequestOwner:
         self._owned: dict[str, _Owned] = {}
         self._followers: dict[str, set[_Follower]] = {}
         self._settled = asyncio.Event()
+        self._restorer = Restorer(env, tasks, calls, self._handle)
         self._misdirected = Misdirected(env, tasks, records)
         self.adopter = Adopter(
             env,
@@ -141,7 +143,7 @@ class RequestOwner:
         control.on(StageReports, self._on_reports)
         for kind in self._handlers:
             control.on(kind, self._on_message)
-        self._calls.answered_by(control, RequestsHeld)
+        self._calls.answered_by(control, RequestsHeld, *self._restorer.answers)
 
     async def tick(self) -> None:
         """End what is past its deadline, until cancelled.
@@ -348,8 +350,12 @@ class RequestOwner:
         for uid in dict.fromkeys(each.uid for each in inputs):
             self._send_inputs(uid, [each for each in inputs if each.uid == uid])
         for sending in sendings:
-            if not isinstance(sending, SendInputs):
-                self._ask_for(sending)
+            match sending:
+                case Resend():
+                    self._ask_for(sending)
+                case RestoreCheckpoint(uid=uid) if uid in self._owned:
+                    graph = self._owned[uid].graph
+                    self._restorer.restore(sending, graph.node(sending.target).stage)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -361,7 +367,10 @@ class RequestOwner:
                 owned = self._owned.pop(uid, None)
                 if owned is not None:
                     self._keep_failure(uid)
-                    self._records.drop(uid, owned.record.key)
+                    if any(spec.checkpoint for spec in owned.graph.stages.values()):
+                        self._records.drop_everywhere(uid)  # checkpoints may be on any store node
+                    else:
+                        self._records.drop(uid, owned.record.key)
                     if owned.record.adoptions:  # every node was told who owns it
                         self._broadcast(ReleaseRequests((uid,)))
                 self._settled.set()
@@ -409,17 +418,14 @@ class RequestOwner:
         except (OnePieceError, CodecError) as error:
             self._handle(RequestBroke(uid, None, self._env.node_id, error.to_wire()))
 
-    def _ask_for(self, sending: Resend | RestoreCheckpoint) -> None:
+    def _ask_for(self, sending: Resend) -> None:
         ask = ResendOutput(
             sending.uid, sending.source, sending.target, self._env.control_address, sending.attempt
         )
-        if isinstance(sending, Resend):
-            nodes = [node for node in self._env.routes.table.nodes if node.life == sending.node_id]
-        else:
-            nodes = self._records.holders(sending.uid)[:1]
+        nodes = [node for node in self._env.routes.table.nodes if node.life == sending.node_id]
         if nodes:
             self._env.outbox.post(f"{nodes[0].address}/{CONTROL_REGION}", ask)
-        elif isinstance(sending, Resend):  # it has gone, and so has what it retained
+        else:  # it has gone, and so has what it retained
             loop = asyncio.get_running_loop()
             loop.call_soon(self._handle, OutputMissing(sending.uid, sending.source, sending.target))
 

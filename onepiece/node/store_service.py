@@ -12,6 +12,7 @@ from onepiece.errors import OnePieceError
 from onepiece.limits import RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.messages import (
+    KIND_CHECKPOINT,
     KIND_COPY,
     KIND_RECORD,
     KIND_RESULT,
@@ -28,6 +29,7 @@ from onepiece.messages import (
     ResultStored,
     StoreFailure,
 )
+from onepiece.node.checkpoint_service import CheckpointService
 from onepiece.node.control import ControlService
 from onepiece.node.record_service import RecordService
 from onepiece.node.replica_service import ReplicaService
@@ -47,11 +49,13 @@ class StoreService:
         store: ResultStore,
         log: RequestLog,
         copies: ReplicaService,
+        checkpoints: CheckpointService,
         env: Environment,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._store = store
         self._copies = copies
+        self._checkpoints = checkpoints
         self._records = RecordService(log, env, tasks)
         self._env = env
         self._tasks = tasks
@@ -69,6 +73,7 @@ class StoreService:
         control.on(DescribeResult, lambda ask: self._tasks.create_task(self._describe(ask)))
         control.on(StoreFailure, lambda failure: self._tasks.create_task(self._store_failure(failure)))
         self._records.attach(control)
+        self._checkpoints.attach(control)
 
     def _on_read(self, ask: ReadResult) -> None:
         self._tasks.create_task(self._answer(ask))
@@ -91,6 +96,7 @@ class StoreService:
             try:
                 await self._store.expire(self._env.now())
                 await self._records.expire()
+                await self._checkpoints.store.expire(self._env.now())
             except OnePieceError as error:
                 get_logger().warning("store_expire_failed", error=str(error))
 
@@ -101,6 +107,9 @@ class StoreService:
             return
         if delivery.kind == KIND_COPY:
             await self._copies.take_copy(inbox, delivery)
+            return
+        if delivery.kind == KIND_CHECKPOINT:
+            await self._checkpoints.take(inbox, delivery)
             return
         try:
             if delivery.kind != KIND_RESULT:

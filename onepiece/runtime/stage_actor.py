@@ -21,7 +21,7 @@ Cancelling ``run`` stops at once: what is queued or runs is lost with the inbox.
 
 import asyncio
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from attrs import define, evolve, field, frozen
@@ -29,6 +29,7 @@ from attrs import define, evolve, field, frozen
 from onepiece.codec import Packed, encode_control
 from onepiece.core.inventory import ActorReport, ActorState
 from onepiece.core.retention import OutputKey
+from onepiece.core.routing import NodeRoute
 from onepiece.errors import (
     NodeLost,
     OnePieceError,
@@ -45,13 +46,14 @@ from onepiece.messages import (
     StageReport,
 )
 from onepiece.requests import EventKind
+from onepiece.runtime.checkpoints import checkpoint_of
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.intake import Intake
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import RequestScheduler, StageTask
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
-from onepiece.runtime.result_targets import Target, targets_of
+from onepiece.runtime.result_targets import StageTarget, Target, targets_of
 from onepiece.runtime.signal import Signal
 from onepiece.runtime.stage_reporter import StageReporter
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
@@ -59,6 +61,7 @@ from onepiece.stage import Stage
 from transports import Geometry, Receiver
 
 _SLOTS: Final = 1024
+_CHECKPOINT: Final = "@checkpoint"
 
 
 @define(eq=False)
@@ -336,12 +339,16 @@ class StageActor:
         return False
 
     async def _send_on(self, stage_task: StageTask, shipment: "_Shipment", deliver: ResultDeliver) -> None:
-        """Retain the outputs, send them, and tell those who retain the inputs once all are taken."""
-        untaken = set(shipment.targets)
+        """Retain the outputs, send them, and tell those who retain the inputs once all are taken.
 
-        def on_taken(name: str) -> None:
-            untaken.discard(name)
-            if not untaken:
+        Those of a checkpointed stage are kept by store nodes as well, before the stage counts as finished:
+        whoever takes them need not wait for that.
+        """
+        open_ends = set(shipment.targets) | ({_CHECKPOINT} if self.spec.checkpoint else set())
+
+        def settle(name: str) -> None:
+            open_ends.discard(name)
+            if not open_ends:
                 self._consumed(stage_task)
 
         letters = {}
@@ -349,13 +356,46 @@ class StageActor:
             packed = shipment.packed[name]
             if target.is_retained:
                 self.env.retainer.hold(OutputKey(stage_task.uid, stage_task.node, name), target, packed)
-            taken = functools.partial(on_taken, name)
+            taken = functools.partial(settle, name)
             letters[name] = Letter(target, packed.parts, stage_task.attempt, taken)
         self._intake.done(stage_task)
-        heading = await deliver.deliver(letters)
+        try:
+            async with asyncio.TaskGroup() as sends:
+                if self.spec.checkpoint:
+                    sends.create_task(self._checkpoint(stage_task, shipment, settle))
+                heading = await deliver.deliver(letters)
+        except* OnePieceError as errors:
+            raise errors.exceptions[0] from errors
         sent_bytes = sum(packed.length for packed in shipment.packed.values())
         detail = {**shipment.report.detail, "sent_bytes": sent_bytes}
         self.env.report(stage_task.header.owner, evolve(shipment.report, detail=detail, heading=heading))
+
+    async def _checkpoint(
+        self, stage_task: StageTask, shipment: "_Shipment", settle: Callable[[str], None]
+    ) -> None:
+        """Have the outputs kept by store nodes, as far as they take them."""
+        stores = {node.node_id: node for node in self.env.routes.table.nodes if "store" in node.roles}
+        kept = self.env.checkpoints
+        holders = kept.holders(stage_task.uid, stores, self.env.node_id)
+
+        def keep(node: NodeRoute, header: StageInput, packed: Packed) -> Coroutine[Any, Any, bool]:
+            checkpoint = checkpoint_of(
+                header,
+                reply_to=self.env.control_address,
+                call=next(self.env.call_numbers),
+                life=self.env.identity.life,
+                attempt=stage_task.attempt,
+            )
+            return kept.keep(self.env.outbox, node, checkpoint, packed)
+
+        onward = [
+            (target.header, shipment.packed[name])
+            for name, target in shipment.targets.items()
+            if isinstance(target, StageTarget)  # the result store keeps the rest
+        ]
+        keeping = [keep(node, header, packed) for header, packed in onward for node in holders]
+        await asyncio.gather(*keeping)
+        settle(_CHECKPOINT)
 
     def _consumed(self, stage_task: StageTask) -> None:
         for held in stage_task.held.values():
