@@ -51,7 +51,7 @@ class Retainer:
         self._tasks = tasks
         self._room = Signal()
         self._sending_bytes = 0
-        """Of all outputs on their way: they lie in memory until they have arrived, also if they are on disk."""
+        """Of all outputs on their way: until they have arrived they lie in memory, also if spilled."""
         self._targets: dict[OutputKey, Target] = {}
         self._names: dict[OutputKey, str] = {}
         self._serial = itertools.count()

@@ -307,9 +307,7 @@ class StageActor:
         is_loaded = self._loaded is not None and not self._loaded.is_broken and not self._reload.locked()
         return is_loaded and self._scheduler.queued > 0
 
-    async def _execute(
-        self, stage_task: StageTask, deliver: ResultDeliver, tasks: asyncio.TaskGroup
-    ) -> bool:
+    async def _execute(self, stage_task: StageTask, deliver: ResultDeliver, tasks: asyncio.TaskGroup) -> bool:
         """Run a stage task and have sent what comes out; says whether it left the stage dirty."""
         header = stage_task.header
         context = self._context(header.uid, header.deadline_at, stage_task.node, header, stage_task.attempt)
