@@ -19,8 +19,9 @@ the sender still holds what was not seen to be taken.
 """
 
 from transports.receiver import DEFAULT_GEOMETRY, Delivery, Leniency, Receiver, open_receiver
-from transports.sender import Sender, Undelivered, open_sender
+from transports.sender import Sender, open_sender
 from transports.sender_link import Patience
+from transports.sender_request import Undelivered
 
 __all__ = [
     "DEFAULT_GEOMETRY",
