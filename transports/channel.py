@@ -4,7 +4,7 @@
 
     async with transport.listen(address, options) as listener:
         async with open_receiver(listener, "actor/7", geometry) as receiver:
-            delivery = await receiver.receive()        # or poll_nowait()
+            delivery = await receiver.receive()        # or poll_nowait(), or deliver_to(take)
             delivery.payload                           # memoryview into the ring, until release()
             receiver.release(delivery)                 # any order
 

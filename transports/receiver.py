@@ -120,6 +120,8 @@ class Receiver:
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._failure: BaseException | None = None
         self._in_a_row = 0
+        self._take: Callable[[Delivery], None] | None = None
+        self._delivering = False
 
     @property
     def address(self) -> Address:
@@ -157,6 +159,17 @@ class Receiver:
                 return delivery
             self._in_a_row = 0
             await self._wait()
+
+    def deliver_to(self, take: Callable[[Delivery], None]) -> None:
+        """Have ``take`` called with each message as soon as it is there, until the receiver is closed.
+
+        For whoever never waits between two messages: ``receive`` costs a turn of the event loop for each.
+        ``take`` is called by the event loop and releases the message when its bytes are done with. If it
+        raises, the receiver fails with that: so it had better not.
+        """
+        assert self._take is None, "messages are delivered to somebody already"
+        self._take = take
+        self._deliver()
 
     def poll_nowait(self) -> Delivery | None:
         """The next message if one is there.
@@ -348,6 +361,32 @@ class Receiver:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        if self._take is not None:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand over what is there, one after the other, but let others run in between."""
+        assert self._take is not None
+        if self._delivering:
+            return  # by whom this is called; it looks again
+        self._delivering = True
+        try:
+            for _ in range(_POLLS_BEFORE_YIELD):
+                delivery = None if self._failure is not None else self.poll_nowait()
+                if delivery is None:
+                    if self._failure is None and not (self._fencing or self._hashing):
+                        self._set_timer()
+                    return
+                self._take(delivery)
+        except Exception as error:  # noqa: BLE001 - it must not reach the wire that brought the message
+            self._fail(error)
+            self._loop.call_exception_handler(
+                {"message": f"the receiver at {self.address} failed", "exception": error}
+            )
+            return
+        finally:
+            self._delivering = False
+        self._loop.call_soon(self._deliver)
 
     def _fail(self, failure: BaseException) -> None:
         if self._failure is None:
