@@ -266,11 +266,12 @@ class _Dask(Chain):
 
     async def request(self, payload: bytearray) -> Reply:
         self.serial += 1
+        serial = self.serial  # others begin while this one scatters, and keys must differ
         value: Any = bytes(payload)
         if len(payload) >= _SCATTER_BYTES_MIN:
             value = await self.client.scatter(value, workers=[self.workers[0]], direct=True, hash=False)
         for number, worker in enumerate(self.workers):
-            key = f"hop{number}-{self.serial}"
+            key = f"hop{number}-{serial}"
             value = self.client.submit(_hand_on, value, key=key, workers=[worker], pure=False)
         return _Bytes(await self.client.gather(value, direct=True))
 
