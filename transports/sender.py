@@ -53,10 +53,11 @@ from transports.sender_request import Begun, Request, Undelivered
 _BROKEN: Final = (PeerLost, SessionFenced, OperationTimeout)
 """What ends a session but not the channel: a new session may go on."""
 
-_REFRESH_SECONDS: Final = (0.005, 0.25)
-"""First and longest time between two looks at how much was delivered, while nothing is sent."""
-_REFRESH_DRAINING_SECONDS: Final = 0.01
-"""The longest while somebody waits in ``drained``."""
+_REFRESH_SECONDS: Final = (0.02, 0.25)
+"""First and longest time between two looks at how much was delivered. Nobody waits for that but
+``drained``, and each look costs both sides about as much as a message."""
+_REFRESH_DRAINING_SECONDS: Final = (0.005, 0.01)
+"""First and longest while somebody waits in ``drained``."""
 
 
 class _Abandoned(Exception):  # noqa: N818  # no error: it ends a program that has reserved nothing
@@ -310,7 +311,7 @@ class Sender:
             begun.error = error
             self._ring_alarm()
         else:
-            if _answer is None and isinstance(waits_for, asyncio.Future):
+            if isinstance(waits_for, asyncio.Future):
                 waits_for.add_done_callback(partial(self._go_on, request))
             else:
                 self._ring_alarm()
@@ -328,7 +329,10 @@ class Sender:
         assert message.number == self._next_number
         self._next_number += 1
         self._kept.append(message)
-        self._look_soon()
+        if len(self._kept) == 1 or self._drainers:
+            self._look_soon()
+        else:  # a look that is due is not put off by what is sent meanwhile
+            self._refresh_at = min(self._refresh_at, self._clock() + _REFRESH_SECONDS[0])
 
     def _let_go(self) -> None:
         """Drop the messages that the receiver is known to have."""
@@ -353,19 +357,26 @@ class Sender:
         if len(self._kept) < before:
             self._look_soon()
         else:
-            longest = _REFRESH_DRAINING_SECONDS if self._drainers else _REFRESH_SECONDS[1]
-            self._refresh_pause = min(2 * self._refresh_pause, longest)
+            self._refresh_pause = min(2 * self._refresh_pause, self._refresh_bounds()[1])
             self._refresh_at = self._clock() + self._refresh_pause
 
     def _look_soon(self) -> None:
         """Look at what was delivered after the shortest pause from now, and double it from there."""
-        self._refresh_pause = _REFRESH_SECONDS[0]
+        self._refresh_pause = self._refresh_bounds()[0]
         self._refresh_at = self._clock() + self._refresh_pause
         if self._drainers:
             self._ring_alarm()
 
+    def _refresh_bounds(self) -> tuple[float, float]:
+        return _REFRESH_DRAINING_SECONDS if self._drainers else _REFRESH_SECONDS
+
     async def _wait_for(self, request: Request, pause: Pause) -> float:
         """Wait inside a send that has reserved nothing yet; its caller may give up meanwhile."""
+        if pause.reason is PauseReason.CONTENDED and pause.attempt == 1:
+            # What was lost is a swap of a tail that others had moved on; the next try has the right one.
+            if request.answer.done():
+                raise _Abandoned
+            return self._clock()
         if request.begun is not None:
             await asyncio.sleep(0)  # rest, so that the courier takes over: a wait belongs to its task
         self._let_go()

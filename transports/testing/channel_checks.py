@@ -95,7 +95,7 @@ async def any_length_arrives_whole(setting: Setting) -> None:
 
 
 async def messages_are_delivered_to_whoever_asks(setting: Setting) -> None:
-    """Messages go to ``take`` one at a time, in order, those that came before too, until the end."""
+    """Messages go to ``take`` in order, those that came before too, until it is cancelled or raises."""
     taken: list[bytes] = []
     done = asyncio.Event()
     count = 200
@@ -107,15 +107,27 @@ async def messages_are_delivered_to_whoever_asks(setting: Setting) -> None:
             box.receiver.release(delivery)
             if len(taken) == count:
                 done.set()
+            if delivery.kind == 1:
+                raise ValueError("this one is not wanted")
 
         await sender.send(b"0")
-        box.receiver.deliver_to(take)
+        delivering = asyncio.ensure_future(box.receiver.deliver_to(take))
         for number in range(1, count):
             await sender.send(str(number).encode())
         async with asyncio.timeout(LIMIT_SECONDS):
             await done.wait()
         assert taken == [str(number).encode() for number in range(count)]
         assert box.receiver.depth == 0
+        delivering.cancel()
+        await asyncio.wait([delivering])
+        assert delivering.cancelled()
+        await sender.send(b"kept")
+        box.receiver.release(await next_of(box.receiver))
+        delivering = asyncio.ensure_future(box.receiver.deliver_to(take))
+        await sender.send(b"", kind=1)
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await asyncio.wait([delivering])
+        assert isinstance(delivering.exception(), ValueError)
 
 
 async def many_senders_each_in_order(setting: Setting) -> None:
