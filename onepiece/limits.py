@@ -64,7 +64,7 @@ PREVIEW_BYTES_MAX: Final = 256 * KIB
 STOPPED_UIDS_MAX: Final = 16 * KIB
 """Requests an actor remembers as stopped, so that what arrives late for them is refused."""
 WORKFLOW_PATIENCE_SECONDS: Final = 10.0
-REPORT_LINGER_SECONDS: Final = 0.02
+REPORT_LINGER_SECONDS: Final = 0.1
 """How long a stage's report waits for company, and for a newer one that makes it needless.
 
 Nobody but a person waits for a report; what a request waits for never lingers."""

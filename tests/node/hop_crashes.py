@@ -203,11 +203,17 @@ def _trap_actors(trap: Trap, patch: pytest.MonkeyPatch) -> None:
             await trap.let_go.wait()
         await take_from(self, *arguments)
 
-    async def trapped_take(self: Intake, *arguments: Any) -> Any:
+    def trapped_take(self: Intake, *arguments: Any) -> None:
+        async def take_later() -> None:
+            await trap.reach("taken")
+            take(self, *arguments)
+
         if self.stage.endswith(f":{trap.target}") and trap.sender is not None and trap.receiver is None:
             trap.receiver = self.env.node_id
-            await trap.reach("taken")
-        return await take(self, *arguments)
+            assert self._tasks is not None
+            self._tasks.create_task(take_later())
+        else:
+            take(self, *arguments)
 
     patch.setattr(StageActor, "_send_on", trapped_send_on)
     patch.setattr(ResultDeliver, "deliver", trapped_deliver)
