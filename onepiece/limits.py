@@ -72,7 +72,10 @@ REPORTS_QUEUED_MAX: Final = 4 * KIB
 """Reports that linger for one owner; more of them do not wait any longer."""
 DELIVERY_PATIENCE_SECONDS: Final = 30.0
 EVENTS_PER_REQUEST_MAX: Final = 512
+EVENTS_BYTES_PER_REQUEST_MAX: Final = 4 * MIB
 RECORDS_MAX: Final = 10_000
+RECORDS_BYTES_MAX: Final = 64 * MIB
+"""What a proxy keeps of ended requests takes this much memory at most, as estimated."""
 RECORD_KEEP_SECONDS: Final = 3600.0
 STORES_RETURN_SECONDS: Final = 5.0
 """How long behind its first route table a node takes into account that store nodes may still join."""
@@ -111,4 +114,5 @@ assert ISOLATED_LEAVE_SECONDS < ISOLATED_STOP_SECONDS
 assert CONTROL_BATCH_BYTES_MAX < CONTROL_BYTES_MAX
 assert RESULT_PIECE_BYTES_MAX < CONTROL_BYTES_MAX
 assert WORKFLOW_PATIENCE_SECONDS < DELIVERY_PATIENCE_SECONDS
+assert PREVIEW_BYTES_MAX < EVENTS_BYTES_PER_REQUEST_MAX < RECORDS_BYTES_MAX
 assert EVENTS_PER_REQUEST_MAX > 8 * STAGES_PER_WORKFLOW_MAX - 1

@@ -31,6 +31,7 @@ from typing import Any, Final, TypeAlias
 
 from attrs import define, field
 
+from onepiece.core.event_log import LOSSY, EventLog
 from onepiece.core.request_events import (
     Accepted,
     Adopted,
@@ -59,9 +60,10 @@ from onepiece.core.request_record import (
 from onepiece.errors import DeadlineExceeded, NodeLost, RequestCancelled, StageFailed, UnknownRequest
 from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus
 
-_LOSSY: Final = {EventKind.PROGRESS, EventKind.PREVIEW}
-_REPORTABLE: Final = frozenset({EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED, *_LOSSY})
+_REPORTABLE: Final = frozenset({EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED, *LOSSY})
 _DEAD_MAX: Final = 4096
+_RECORD_BYTES: Final = 2048
+"""What a record takes beside its events, about."""
 _FINAL_KINDS: Final = {
     RequestState.FINISHED: EventKind.FINISHED,
     RequestState.FAILED: EventKind.FAILED,
@@ -101,14 +103,18 @@ class _Record:
     accepted_at: float
     deadline_at: float
     progress: StageProgress
+    log: EventLog
     key: str | None
     state: RequestState = RequestState.ACCEPTED
     finished_at: float | None = None
     error: Mapping[str, Any] | None = None
     result_bytes: int | None = None
     content_type: str | None = None
-    events: list[RequestEvent] = field(factory=list)
-    next_sequence: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes in memory, about."""
+        return _RECORD_BYTES + self.log.held_bytes
 
     @property
     def status(self) -> RequestStatus:
@@ -137,14 +143,18 @@ class RequestTable:
     Args:
         records_max: How many ended requests are kept; live ones are never dropped, the budget of the
             proxy bounds those.
+        records_bytes_max: How many bytes they may take, about.
         events_max: How many events are kept for one request; beyond it old progress is dropped.
+        events_bytes_max: How many bytes they may take, about.
         keep_seconds: How long an ended request's record is kept.
         lives_max: How many nodes one stage of one request may cost.
         resends_max: How often inputs are sent to one stage again.
     """
 
     records_max: int
+    records_bytes_max: int
     events_max: int
+    events_bytes_max: int
     keep_seconds: float
     lives_max: int = 2
     resends_max: int = 8
@@ -152,6 +162,7 @@ class RequestTable:
     _dead: "OrderedDict[str, None]" = field(factory=OrderedDict)
     """The latest dead nodes: what they are still reported to have is lost."""
     _ended: "OrderedDict[str, _Record]" = field(factory=OrderedDict)
+    _ended_bytes: int = 0
     _keys: dict[str, str] = field(factory=dict)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -223,7 +234,7 @@ class RequestTable:
 
     def events(self, uid: str, after: int) -> list[RequestEvent]:
         """The kept events with ``sequence > after``; raises ``UnknownRequest``."""
-        return [event for event in self._record(uid).events if event.sequence > after]
+        return self._record(uid).log.after(after)
 
     def statuses(self, *, limit: int, state: str | None) -> list[RequestStatus]:
         """The newest first."""
@@ -263,14 +274,17 @@ class RequestTable:
         """What holds between any two events."""
         assert not self._live.keys() & self._ended.keys()
         assert len(self._ended) <= self.records_max
+        assert self._ended_bytes == sum(record.held_bytes for record in self._ended.values())
+        assert self._ended_bytes <= self.records_bytes_max
         for uid, record in (*self._live.items(), *self._ended.items()):
             status = record.status
             assert uid == status.uid
             assert status.state.is_final == (uid in self._ended)
             assert status.state.is_final == (status.finished_at is not None)
-            finals = [event for event in record.events if event.kind in _FINAL_KINDS.values()]
+            events = record.log.after(-1)
+            finals = [event for event in events if event.kind in _FINAL_KINDS.values()]
             assert len(finals) == status.state.is_final
-            sequences = [event.sequence for event in record.events]
+            sequences = [event.sequence for event in events]
             assert sequences == sorted(set(sequences))
         for key, uid in self._keys.items():
             assert self._record(uid).status.key == key
@@ -286,14 +300,14 @@ class RequestTable:
 
     def _accept(self, event: Accepted, now: float) -> list[Effect]:
         record = self._add(event, RequestState.ACCEPTED, now)
-        return [self._emit(record, EventKind.ACCEPTED, now), *self._go_on(record, now)]
+        return [_publish(record, EventKind.ACCEPTED, now), *self._go_on(record, now)]
 
     def _adopt(self, event: Adopted, now: float) -> list[Effect]:
         record = self._add(event.accepted, RequestState.RUNNING, event.accepted_at)
         # Beyond any number that the earlier owner's events had: no request has one each millisecond.
-        record.next_sequence = 1000 + max(0, int((now - event.accepted_at) * 1000))
+        record.log.next_sequence = 1000 + max(0, int((now - event.accepted_at) * 1000))
         record.progress.adopt(event.holdings, event.adoptions)
-        return [self._emit(record, EventKind.ACCEPTED, event.accepted_at), *self._go_on(record, now)]
+        return [_publish(record, EventKind.ACCEPTED, event.accepted_at), *self._go_on(record, now)]
 
     def _add(self, accepted: Accepted, state: RequestState, accepted_at: float) -> _Record:
         uid = accepted.uid
@@ -301,7 +315,14 @@ class RequestTable:
         assert uid not in self._ended
         progress = StageProgress(uid, accepted.plan, self.lives_max, self.resends_max)
         record = self._live[uid] = _Record(
-            uid, accepted.workflow, accepted_at, accepted.deadline_at, progress, accepted.key, state
+            uid=uid,
+            workflow=accepted.workflow,
+            accepted_at=accepted_at,
+            deadline_at=accepted.deadline_at,
+            progress=progress,
+            log=EventLog(uid, self.events_max, self.events_bytes_max),
+            key=accepted.key,
+            state=state,
         )
         if accepted.key is not None:
             self._keys[accepted.key] = uid
@@ -338,7 +359,7 @@ class RequestTable:
         if not is_news:
             return None
         record.state = RequestState.RUNNING
-        return self._emit(
+        return _publish(
             record, event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
         )
 
@@ -374,7 +395,7 @@ class RequestTable:
     ) -> list[Effect]:
         assert state.is_final
         record.state, record.finished_at, record.error = state, now, error
-        final = self._emit(
+        final = _publish(
             record, _FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {}
         )
         effects: list[Effect] = [final, Settled(record.uid, record.workflow, state)]
@@ -383,6 +404,7 @@ class RequestTable:
         else:
             effects.append(ReleaseRetained(record.uid, frozenset(record.progress.node_ids())))
         self._ended[record.uid] = self._live.pop(record.uid)
+        self._ended_bytes += record.held_bytes
         self._forget(now)
         return effects
 
@@ -421,33 +443,14 @@ class RequestTable:
             record = next(iter(self._ended.values()))
             finished_at = record.finished_at
             assert finished_at is not None
-            if len(self._ended) <= self.records_max and now - finished_at <= self.keep_seconds:
+            is_within = len(self._ended) <= self.records_max and self._ended_bytes <= self.records_bytes_max
+            if is_within and now - finished_at <= self.keep_seconds:
                 return
             del self._ended[record.uid]
+            self._ended_bytes -= record.held_bytes
             if record.key is not None:
                 del self._keys[record.key]
 
-    def _emit(
-        self,
-        record: _Record,
-        kind: EventKind,
-        at: float,
-        *,
-        stage: str | None = None,
-        node: str | None = None,
-        detail: Mapping[str, Any] | None = None,
-    ) -> Publish:
-        event = RequestEvent(
-            uid=record.uid,
-            sequence=record.next_sequence,
-            kind=kind,
-            at=at,
-            stage=stage,
-            node=node,
-            detail=detail or {},
-        )
-        record.next_sequence += 1
-        if len(record.events) >= self.events_max:
-            record.events = [kept for kept in record.events if kept.kind not in _LOSSY]
-        record.events.append(event)
-        return Publish(event)
+
+def _publish(record: _Record, kind: EventKind, at: float, **about: Any) -> Publish:
+    return Publish(record.log.add(kind, at, **about))

@@ -37,9 +37,11 @@ from onepiece.core.request_record import Holding, Plan, Resend, RestoreCheckpoin
 from onepiece.errors import NotReady, OnePieceError, Overloaded
 from onepiece.graph import FromStage, WorkflowGraph
 from onepiece.limits import (
+    EVENTS_BYTES_PER_REQUEST_MAX,
     EVENTS_PER_REQUEST_MAX,
     FOLLOWERS_PER_REQUEST_MAX,
     RECORD_KEEP_SECONDS,
+    RECORDS_BYTES_MAX,
     RECORDS_MAX,
 )
 from onepiece.log import get_logger
@@ -113,7 +115,13 @@ class RequestOwner:
         self._results = results
         self._calls = calls
         self._deliver = ResultDeliver(env)
-        self._table = RequestTable(RECORDS_MAX, EVENTS_PER_REQUEST_MAX, RECORD_KEEP_SECONDS)
+        self._table = RequestTable(
+            records_max=RECORDS_MAX,
+            records_bytes_max=RECORDS_BYTES_MAX,
+            events_max=EVENTS_PER_REQUEST_MAX,
+            events_bytes_max=EVENTS_BYTES_PER_REQUEST_MAX,
+            keep_seconds=RECORD_KEEP_SECONDS,
+        )
         self._owned: dict[str, _Owned] = {}
         self._followers: dict[str, set[_Follower]] = {}
         self._settled = asyncio.Event()

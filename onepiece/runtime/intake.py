@@ -168,7 +168,7 @@ class Intake:
     def _check_alive(self, header: StageInput) -> None:
         stopped = self._stopped.get(header.uid) or self.unusable()
         if stopped is not None:
-            raise stopped
+            raise OnePieceError.from_wire(stopped.to_wire())  # what is raised keeps what its frames hold
         if header.deadline_at is not None and self.env.now() >= header.deadline_at:
             raise DeadlineExceeded(
                 f"request {header.uid} passed its deadline before {header.node}",

@@ -42,7 +42,13 @@ PLAN = Plan({"encode": (INPUTS,), "decode": ("encode",)}, "decode")
 
 def table(records_max: int = 100) -> RequestTable:
     """An empty table with small bounds."""
-    return RequestTable(records_max=records_max, events_max=20, keep_seconds=100.0)
+    return RequestTable(
+        records_max=records_max,
+        records_bytes_max=200_000,
+        events_max=20,
+        events_bytes_max=50_000,
+        keep_seconds=100.0,
+    )
 
 
 def accepted(uid: str = UID, deadline_at: float = 60.0, key: str | None = None) -> Accepted:
