@@ -167,7 +167,7 @@ async def _compose(
         for device in info.devices
     ]
     stores = await _open_stores(options, state_dir, parts, stack)
-    tasks = await stack.enter_async_context(_cancelled_at_exit(devices))
+    tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()
     env = Environment(
         identity=identity,
@@ -230,7 +230,8 @@ def _start_host(
     """The actors of a worker; what outputs are asked of is answered by every node."""
     host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
     RetainService(env, tasks, host.active_of if host is not None else lambda _: {}).attach(control)
-    leftovers = Leftovers(env, lambda: env.retainer.owners() | (host.owners() if host is not None else {}))
+    held = host.owners if host is not None else dict
+    leftovers = Leftovers(env, lambda: {**env.owners, **env.retainer.owners(), **held()})
     tasks.create_task(leftovers.look(), name="leftovers")
     if host is not None:
         host.attach(control)
@@ -320,14 +321,22 @@ class _Wake:
 
 
 @contextlib.asynccontextmanager
-async def _cancelled_at_exit(devices: Sequence[DeviceThreads]) -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose tasks end with the context; they wait for a device's threads for a bounded time."""
+async def _cancelled_at_exit(
+    devices: Sequence[DeviceThreads], before: Callable[[], None]
+) -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group whose tasks end with the context; they wait for a device's threads for a bounded time.
+
+    Args:
+        devices: Those with threads.
+        before: Called just before the tasks are ended: from then on none can be started.
+    """
     abandon: list[asyncio.TimerHandle] = []
     try:
         async with asyncio.TaskGroup() as tasks:
             try:
                 yield tasks
             finally:
+                before()
                 loop = asyncio.get_running_loop()
                 abandon += [loop.call_later(_CLOSE_SECONDS, device.abandon) for device in devices]
                 for task in list(tasks._tasks):  # noqa: SLF001 - the standard library offers no cancel_all

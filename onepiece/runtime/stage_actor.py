@@ -337,6 +337,8 @@ class StageActor:
 
     async def _send_on(self, stage_task: StageTask, shipment: "_Shipment", deliver: ResultDeliver) -> None:
         """Retain the outputs, send them, and tell those who retain the inputs once all are taken."""
+        if self._intake.is_stopped(stage_task.uid):
+            return  # it has ended since: what is retained behind that word, nobody would let go of
         untaken = set(shipment.targets)
 
         def on_taken(name: str) -> None:
@@ -347,10 +349,13 @@ class StageActor:
         letters = {}
         for name, target in shipment.targets.items():
             packed = shipment.packed[name]
-            if target.is_retained:
-                self.env.retainer.hold(OutputKey(stage_task.uid, stage_task.node, name), target, packed)
             taken = functools.partial(on_taken, name)
-            letters[name] = Letter(target, packed.parts, stage_task.attempt, taken)
+            letter = Letter(target, packed.parts, stage_task.attempt, taken)
+            if target.is_retained:
+                key = OutputKey(stage_task.uid, stage_task.node, name)
+                self.env.retainer.hold(key, target, packed)
+                letter = evolve(letter, is_wanted=functools.partial(self.env.retainer.holds, key))
+            letters[name] = letter
         self._intake.done(stage_task)
         heading = await deliver.deliver(letters)
         sent_bytes = sum(packed.length for packed in shipment.packed.values())
