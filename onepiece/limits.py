@@ -71,6 +71,8 @@ Nobody but a person waits for a report; what a request waits for never lingers."
 REPORTS_QUEUED_MAX: Final = 4 * KIB
 """Reports that linger for one owner; more of them do not wait any longer."""
 DELIVERY_PATIENCE_SECONDS: Final = 30.0
+LOSSES_PER_MESSAGE_MAX: Final = 8
+"""Nodes that may die with a message in their ring that nobody saw them take: it may be what kills them."""
 EVENTS_PER_REQUEST_MAX: Final = 512
 EVENTS_BYTES_PER_REQUEST_MAX: Final = 4 * MIB
 RECORDS_MAX: Final = 10_000

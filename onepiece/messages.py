@@ -308,8 +308,13 @@ class ResultDescribed:
 @register
 @frozen
 class StoreFailure:
-    """The owner has ended a request without a result: keep the error, for whoever asks later."""
+    """A request is to end without a result: keep the error, unless something stands under its UID already.
 
+    Answered by a ``ResultDescribed`` with what stands, or with why nothing could be kept.
+    """
+
+    call: int
+    reply_to: str
     uid: str
     workflow: str
     error: Mapping[str, Any]

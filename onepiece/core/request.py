@@ -3,7 +3,12 @@
 **What it promises.** A request that was accepted ends in exactly one final state, FINISHED, FAILED or
 CANCELLED, and the first event that ends it wins: whatever arrives later for it changes nothing. Once
 it has ended no stage of it is left running without having been told to stop. It never waits for ever:
-it ends at its deadline at the latest, and every request has one.
+at its deadline at the latest it is on its way to its end, and every request has one.
+
+**When it has ended.** With a result: when a store node says that it has it. With an error: when store nodes
+have that, too. Until then the request is *ending*: nothing is sent for it any more, and nobody is told. For
+if its owner died then, another one would go on with it, and it would end twice. Whatever stands in the
+stores is the end, also if it is not what this table wanted stored: another owner may have been quicker.
 
 **What it knows.** For each graph node of each request its state and the cluster node it is at, is on its
 way to, or retains its output (``request_record``). So when a node dies the requests that lost something
@@ -15,10 +20,12 @@ holds a copy of what was accepted *adopts* the request and learns from the nodes
 
 ::
 
-    Accepted -> ACCEPTED --first report--> RUNNING --ResultArrived--> FINISHED
-    Adopted  ----------------------------> RUNNING
-                   |                          |----- RequestBroke, deadline, given up --> FAILED
-                   +--------------------------+----- CancelAsked --> CANCELLED
+    Accepted -> ACCEPTED --first report--> RUNNING --ResultArrived----------> FINISHED
+    Adopted  ----------------------------> RUNNING                              ^
+                   |                          |-- RequestBroke, CancelAsked,    | EndStands
+                   +--------------------------+-- deadline, given up -----> (ending)
+                                                                                | EndStands
+                                                                                +--> FAILED, CANCELLED
 
 Time is ``now``: seconds since the epoch, given with each event.
 """
@@ -29,7 +36,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from onepiece.core.event_log import LOSSY, EventLog
 from onepiece.core.request_events import (
@@ -39,8 +46,10 @@ from onepiece.core.request_events import (
     CheckpointFound,
     CheckpointMissing,
     Effect,
+    EndStands,
     Event,
     Headed,
+    KeepError,
     NodesDied,
     OutputMissing,
     Publish,
@@ -80,6 +89,7 @@ _OfOne: TypeAlias = (
     | CheckpointMissing
     | ResultArrived
     | RequestBroke
+    | EndStands
     | CancelAsked
 )
 
@@ -94,6 +104,15 @@ def end_event(status: RequestStatus, sequence: int) -> RequestEvent:
     return RequestEvent(status.uid, sequence, _FINAL_KINDS[status.state], at, detail=detail)
 
 
+@frozen
+class _Ending:
+    """The error that a request is about to end in, and where it came from."""
+
+    error: Mapping[str, Any]
+    stage: str | None
+    node: str | None
+
+
 @define
 class _Record:
     """A request as it is now; ``status`` is what is shown of it, made when somebody looks."""
@@ -106,6 +125,7 @@ class _Record:
     log: EventLog
     key: str | None
     state: RequestState = RequestState.ACCEPTED
+    ending: _Ending | None = None
     finished_at: float | None = None
     error: Mapping[str, Any] | None = None
     result_bytes: int | None = None
@@ -149,6 +169,8 @@ class RequestTable:
         keep_seconds: How long an ended request's record is kept.
         lives_max: How many nodes one stage of one request may cost.
         resends_max: How often inputs are sent to one stage again.
+        owners_max: How many owners one request may cost. A stage that takes its node along takes the count of
+            such deaths along, too, if its owner is on that node.
     """
 
     records_max: int
@@ -158,6 +180,7 @@ class RequestTable:
     keep_seconds: float
     lives_max: int = 2
     resends_max: int = 8
+    owners_max: int = 5
     _live: dict[str, _Record] = field(factory=dict)
     _dead: "OrderedDict[str, None]" = field(factory=OrderedDict)
     """The latest dead nodes: what they are still reported to have is lost."""
@@ -173,7 +196,7 @@ class RequestTable:
             case Adopted():
                 return self._adopt(event, now)
             case NodesDied():
-                return self._lose(event.node_ids, now)
+                return self._lose(event.node_ids)
             case Tick():
                 self._forget(now)
                 return self._expire(now)
@@ -182,41 +205,50 @@ class RequestTable:
                 return self._note_late(event) if record is None else self._advance(record, event, now)
 
     def _note_late(self, event: _OfOne) -> list[Effect]:
-        """A stage that ran twice is done the second time: nobody needs what came out."""
+        """A stage that could not be stopped in time, or ran twice, is done: nobody needs what came out."""
         ended = self._ended.get(event.uid)
-        if ended is None or not isinstance(event, StageReported) or event.life in ended.progress.node_ids():
+        return [] if ended is None else self._release_late(ended, event)
+
+    def _release_late(self, record: _Record, event: _OfOne) -> list[Effect]:
+        """What a stage retains that is done behind the order to stop, its node is told to let go of."""
+        if not isinstance(event, StageReported) or not record.progress.knows(event.stage):
             return []
-        if not ended.progress.knows(event.stage):
+        is_new = event.life not in record.progress.node_ids()
+        record.progress.note(event.life)
+        if not is_new and event.kind is not EventKind.STAGE_FINISHED:
             return []
-        ended.progress.note(event.life)
         return [ReleaseRetained(event.uid, frozenset({event.life}))]
 
     def _advance(self, record: _Record, event: _OfOne, now: float) -> list[Effect]:
+        if record.ending is not None:
+            if isinstance(event, EndStands):
+                return self._conclude(record, record.ending, event, now)
+            return self._release_late(record, event)
         match event:
             case Headed():
                 record.progress.head(event.heading, self._dead)
-                return self._go_on(record, now)
+                return self._go_on(record)
             case StageReported():
-                return self._report(record, event, now)
+                return self._report(record, event)
             case StageLost() if record.progress.knows(event.stage):
                 record.progress.lose_stage(event.stage, event.node_id)
-                return self._go_on(record, now)
+                return self._go_on(record)
             case OutputMissing() if record.progress.knows(event.source):
                 record.progress.lose_output(event.source, event.target)
-                return self._go_on(record, now)
+                return self._go_on(record)
             case CheckpointFound():
                 record.progress.await_checkpoint(event.source, event.target, event.life, self._dead)
-                return self._go_on(record, now)
+                return self._go_on(record)
             case CheckpointMissing():
                 record.progress.lose_checkpoint(event.source, event.target)
-                return self._go_on(record, now)
+                return self._go_on(record)
             case ResultArrived():
                 return self._finish(record, event, now)
             case RequestBroke():
-                return self._fail(record, event.error, now, stage=event.stage, node=event.node_id)
+                return self._fail(record, event.error, stage=event.stage, node=event.node_id)
             case CancelAsked():
                 error = RequestCancelled(f"request {record.uid} was cancelled", uid=record.uid)
-                return self._end(record, RequestState.CANCELLED, error.to_wire(), now)
+                return self._fail(record, error.to_wire())
             case _:
                 return []  # it names a stage that the workflow does not have
 
@@ -300,14 +332,22 @@ class RequestTable:
 
     def _accept(self, event: Accepted, now: float) -> list[Effect]:
         record = self._add(event, RequestState.ACCEPTED, now)
-        return [_publish(record, EventKind.ACCEPTED, now), *self._go_on(record, now)]
+        return [_publish(record, EventKind.ACCEPTED, now), *self._go_on(record)]
 
     def _adopt(self, event: Adopted, now: float) -> list[Effect]:
         record = self._add(event.accepted, RequestState.RUNNING, event.accepted_at)
         # Beyond any number that the earlier owner's events had: no request has one each millisecond.
         record.log.next_sequence = 1000 + max(0, int((now - event.accepted_at) * 1000))
         record.progress.adopt(event.holdings, event.adoptions)
-        return [_publish(record, EventKind.ACCEPTED, event.accepted_at), *self._go_on(record, now)]
+        told = _publish(record, EventKind.ACCEPTED, event.accepted_at)
+        if event.adoptions >= self.owners_max:
+            error = NodeLost(
+                f"request {record.uid} has cost {event.adoptions} nodes that owned it, one after the other; "
+                "its input may kill nodes that work on it: submit it again if they died of something else",
+                uid=record.uid,
+            )
+            return [told, *self._fail(record, error.to_wire())]
+        return [told, *self._go_on(record)]
 
     def _add(self, accepted: Accepted, state: RequestState, accepted_at: float) -> _Record:
         uid = accepted.uid
@@ -328,25 +368,25 @@ class RequestTable:
             self._keys[accepted.key] = uid
         return record
 
-    def _go_on(self, record: _Record, now: float) -> list[Effect]:
+    def _go_on(self, record: _Record) -> list[Effect]:
         """Send what the request needs, or end it if that cannot be."""
         sendings = record.progress.advance()
         if isinstance(sendings, GivenUp):
-            return self._give_up(record, sendings, now)
+            return self._give_up(record, sendings)
         return list(sendings)
 
-    def _give_up(self, record: _Record, why: GivenUp, now: float) -> list[Effect]:
+    def _give_up(self, record: _Record, why: GivenUp) -> list[Effect]:
         uid = record.uid
         kind = StageFailed if why.is_poison else NodeLost
         advice = "the input kills the stage" if why.is_poison else "submit it again"
         error = kind(f"{why.stage} of request {uid}: {why.reason}; {advice}", uid=uid, stage=why.stage)
-        return self._fail(record, error.to_wire(), now, stage=why.stage)
+        return self._fail(record, error.to_wire(), stage=why.stage)
 
-    def _report(self, record: _Record, event: StageReported, now: float) -> list[Effect]:
+    def _report(self, record: _Record, event: StageReported) -> list[Effect]:
         told = self._note(record, event)
         if told is None:
             return []
-        return [told, *self._go_on(record, now)] if event.kind is EventKind.STAGE_FINISHED else [told]
+        return [told, *self._go_on(record)] if event.kind is EventKind.STAGE_FINISHED else [told]
 
     def _note(self, record: _Record, event: StageReported) -> Publish | None:
         """Take in what a stage said; None if that is no news."""
@@ -375,12 +415,22 @@ class RequestTable:
         self,
         record: _Record,
         error: Mapping[str, Any],
-        now: float,
         *,
         stage: str | None = None,
         node: str | None = None,
     ) -> list[Effect]:
-        return self._end(record, RequestState.FAILED, error, now, stage=stage, node=node)
+        """Have the request end in an error: no stage is to work for it, whatever stands in the end."""
+        record.ending = _Ending(error, stage, node)
+        return [KeepError(record.uid, record.workflow, error), StopStages(record.uid, error)]
+
+    def _conclude(self, record: _Record, ending: _Ending, stands: EndStands, now: float) -> list[Effect]:
+        """The request has ended, in what stands."""
+        if stands.error is None:
+            arrived = ResultArrived(record.uid, stands.result_bytes, stands.content_type)
+            return self._finish(record, arrived, now)
+        is_cancelled = stands.error.get("error") == RequestCancelled.__name__
+        state = RequestState.CANCELLED if is_cancelled else RequestState.FAILED
+        return self._end(record, state, stands.error, now, stage=ending.stage, node=ending.node)
 
     def _end(
         self,
@@ -399,33 +449,33 @@ class RequestTable:
             record, _FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {}
         )
         effects: list[Effect] = [final, Settled(record.uid, record.workflow, state)]
-        if error is not None:
-            effects.append(StopStages(record.uid, error))
-        else:
+        if record.ending is None:
             effects.append(ReleaseRetained(record.uid, frozenset(record.progress.node_ids())))
         self._ended[record.uid] = self._live.pop(record.uid)
         self._ended_bytes += record.held_bytes
         self._forget(now)
         return effects
 
-    def _lose(self, node_ids: frozenset[str], now: float) -> list[Effect]:
+    def _lose(self, node_ids: frozenset[str]) -> list[Effect]:
         for node_id in node_ids:
             self._dead[node_id] = None
         while len(self._dead) > _DEAD_MAX:
             self._dead.popitem(last=False)
         effects: list[Effect] = []
         for record in list(self._live.values()):
+            if record.ending is not None:
+                continue
             given_up = record.progress.lose_nodes(node_ids)
             if given_up is not None:
-                effects += self._give_up(record, given_up, now)
+                effects += self._give_up(record, given_up)
             else:
-                effects += self._go_on(record, now)
+                effects += self._go_on(record)
         return effects
 
     def _expire(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for record in list(self._live.values()):
-            if now < record.deadline_at:
+            if now < record.deadline_at or record.ending is not None:
                 continue
             open_stages = record.progress.open_stages()
             error = DeadlineExceeded(
@@ -434,7 +484,7 @@ class RequestTable:
                 uid=record.uid,
                 stages=open_stages,
             )
-            effects += self._fail(record, error.to_wire(), now)
+            effects += self._fail(record, error.to_wire())
         return effects
 
     def _forget(self, now: float) -> None:

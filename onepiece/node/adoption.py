@@ -155,7 +155,9 @@ class Adopter:
             record,
             owner=self._env.control_address,
             owner_life=life,
-            adoptions=record.adoptions + 1,
+            # An attempt that did not get to its end is tried again under the same number: what is counted
+            # is owners that a request has cost.
+            adoptions=record.adoptions + (record.owner_life != life),
         )
         self._held_back[uid] = []
         try:

@@ -45,6 +45,7 @@ class ControlService:
     def __init__(self, stall_seconds: float) -> None:
         self._stall_seconds = stall_seconds
         self._handlers: dict[type, list[Handler]] = {}
+        self._is_closed = False
 
     def on(self, kind: type[_Message], handler: Callable[[_Message], object]) -> None:
         """Have ``handler`` called with each message of ``kind``, behind those that asked before."""
@@ -52,6 +53,8 @@ class ControlService:
 
     def dispatch(self, message: object) -> None:
         """Hand a message to its part; one that no part of this node asked for is logged."""
+        if self._is_closed:
+            return
         handlers = self._handlers.get(type(message))
         if handlers is None:
             get_logger().debug("control_message_unwanted", kind=type(message).__name__)
@@ -61,6 +64,10 @@ class ControlService:
                 handler(message)
             except Exception:  # noqa: BLE001 - a bug in one handler costs one message
                 get_logger().exception("control_handler_failed", message=repr(message)[:500])
+
+    def close(self) -> None:
+        """The parts are ending: what comes now, also from this very node, is lost with it."""
+        self._is_closed = True
 
     async def serve(self, inboxes: Inboxes, opened: "asyncio.Future[Receiver]") -> None:
         """Receive until cancelled."""

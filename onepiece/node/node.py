@@ -167,7 +167,7 @@ async def _compose(
         for device in info.devices
     ]
     stores = await open_stores(options, state_dir, parts, stack)
-    tasks = await stack.enter_async_context(_cancelled_at_exit(devices))
+    tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()
     env = Environment(
         identity=identity,
@@ -241,7 +241,8 @@ def _start_host(
 
     def owners() -> dict[str, str]:
         of_checkpoints = kept.owners() if kept is not None else {}
-        return of_checkpoints | env.retainer.owners() | (host.owners() if host is not None else {})
+        of_actors = host.owners() if host is not None else {}
+        return {**of_checkpoints, **env.owners, **env.retainer.owners(), **of_actors}
 
     leftovers = Leftovers(env, owners)
     tasks.create_task(leftovers.look(), name="leftovers")
@@ -334,14 +335,22 @@ class _Wake:
 
 
 @contextlib.asynccontextmanager
-async def _cancelled_at_exit(devices: Sequence[DeviceThreads]) -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose tasks end with the context; they wait for a device's threads for a bounded time."""
+async def _cancelled_at_exit(
+    devices: Sequence[DeviceThreads], before: Callable[[], None]
+) -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group whose tasks end with the context; they wait for a device's threads for a bounded time.
+
+    Args:
+        devices: Those with threads.
+        before: Called just before the tasks are ended: from then on none can be started.
+    """
     abandon: list[asyncio.TimerHandle] = []
     try:
         async with asyncio.TaskGroup() as tasks:
             try:
                 yield tasks
             finally:
+                before()
                 loop = asyncio.get_running_loop()
                 abandon += [loop.call_later(_CLOSE_SECONDS, device.abandon) for device in devices]
                 for task in list(tasks._tasks):  # noqa: SLF001 - the standard library offers no cancel_all

@@ -278,7 +278,7 @@ class ProxyService:
     async def cancel(self, uid: str) -> RequestStatus:
         """Cancel; no error if the request has ended. Raises as ``status``."""
         try:
-            return self.owner.cancel(uid)
+            return await self.owner.cancel(uid)
         except UnknownRequest:
             return await self._ended(uid)
 

@@ -161,12 +161,15 @@ class StoreService:
         try:
             wire = {**failure.error, "workflow": failure.workflow}
             outcome = await self._store.put_error(failure.uid, wire, now=self._env.now())
-            if outcome is PutOutcome.STORED:
-                self._copies.stored(failure.uid)
         except OnePieceError as error:
             get_logger().warning("failure_not_stored", request=failure.uid, error=error.message)
+            self._env.outbox.post(failure.reply_to, ResultDescribed(failure.call, error=error.to_wire()))
+            return
+        if outcome is PutOutcome.STORED:
+            self._copies.stored(failure.uid)
+        await self._describe(failure)
 
-    async def _describe(self, ask: DescribeResult) -> None:
+    async def _describe(self, ask: DescribeResult | StoreFailure) -> None:
         try:
             record = await self._store.meta(ask.uid)
             answer = ResultDescribed(

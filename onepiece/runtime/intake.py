@@ -107,6 +107,10 @@ class Intake:
         if len(self._stopped) > STOPPED_UIDS_MAX:
             self._stopped.popitem(last=False)
 
+    def is_stopped(self, uid: str) -> bool:
+        """Whether nothing more of a request is to be done."""
+        return uid in self._stopped
+
     def done(self, stage_task: StageTask) -> None:
         """A stage of a request has run here: a repeat of its inputs need not run again."""
         self._done[stage_task.uid, stage_task.node] = stage_task.attempt
@@ -216,7 +220,8 @@ class Intake:
             for key in self.env.retainer.targets_of(header.uid, header.node):
                 output = await self.env.retainer.fetch(key)
                 if output is not None:
-                    letters[key.target] = Letter(output.target, output.parts, attempt)
+                    is_wanted = functools.partial(self.env.retainer.holds, key)
+                    letters[key.target] = Letter(output.target, output.parts, attempt, is_wanted=is_wanted)
             heading = await ResultDeliver(self.env).deliver(letters)
         except OnePieceError as error:
             self.reporter.broke(header, error)

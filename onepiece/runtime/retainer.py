@@ -122,6 +122,10 @@ class Retainer:
         """The graph nodes of a request whose outputs are held."""
         return self._table.sources_of(uid)
 
+    def holds(self, key: OutputKey) -> bool:
+        """Whether an output is held."""
+        return self._table.find(key) is not None
+
     def targets_of(self, uid: str, source: str) -> list[OutputKey]:
         """The outputs of one graph node of a request that are held."""
         return [key for key in self._table.keys_of(uid) if key.source == source]

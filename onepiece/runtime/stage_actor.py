@@ -372,6 +372,8 @@ class StageActor:
         Those of a checkpointed stage are kept by store nodes as well, before the stage counts as finished:
         whoever takes them need not wait for that.
         """
+        if self._intake.is_stopped(stage_task.uid):
+            return  # it has ended since: what is retained behind that word, nobody would let go of
         open_ends = set(shipment.targets) | ({_CHECKPOINT} if self.spec.checkpoint else set())
 
         def settle(name: str) -> None:
@@ -382,10 +384,12 @@ class StageActor:
         letters = {}
         for name, target in shipment.targets.items():
             packed = shipment.packed[name]
+            letter = Letter(target, packed.parts, stage_task.attempt, functools.partial(settle, name))
             if target.is_retained:
-                self.env.retainer.hold(OutputKey(stage_task.uid, stage_task.node, name), target, packed)
-            taken = functools.partial(settle, name)
-            letters[name] = Letter(target, packed.parts, stage_task.attempt, taken)
+                key = OutputKey(stage_task.uid, stage_task.node, name)
+                self.env.retainer.hold(key, target, packed)
+                letter = evolve(letter, is_wanted=functools.partial(self.env.retainer.holds, key))
+            letters[name] = letter
         self._intake.done(stage_task)
         try:
             async with asyncio.TaskGroup() as sends:

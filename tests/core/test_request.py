@@ -9,8 +9,11 @@ from onepiece.core.request_events import (
     Accepted,
     Adopted,
     CancelAsked,
+    Effect,
+    EndStands,
     Event,
     Headed,
+    KeepError,
     NodesDied,
     Publish,
     ReleaseRetained,
@@ -61,6 +64,14 @@ def reported(kind: EventKind, stage: str = "encode", node: str = "n1", **heading
     return StageReported(UID, kind, stage, node, node, 1.0, {}, heading)
 
 
+def handle_and_keep(requests: RequestTable, event: Event, now: float) -> list[Effect]:
+    """Handle an event, and say of each error that is to be stored that it stands."""
+    effects = requests.handle(event, now)
+    for wanted in [effect for effect in effects if isinstance(effect, KeepError)]:
+        effects += requests.handle(EndStands(wanted.uid, wanted.error), now)
+    return effects
+
+
 def test_request_runs_to_its_result() -> None:
     """A request that all stages report ends FINISHED, with every event in order and its place free."""
     requests = table()
@@ -96,11 +107,55 @@ def test_what_comes_with_the_result_is_told_and_asks_for_nothing() -> None:
     assert told == [EventKind.ACCEPTED, *(report.kind for report in reports), EventKind.FINISHED]
 
 
+def test_error_is_told_when_it_is_stored() -> None:
+    """A request that is to end in an error ends once that stands; until then nobody is told."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    effects = requests.handle(CancelAsked(UID), 1.0)
+    [wanted] = [effect for effect in effects if isinstance(effect, KeepError)]
+    assert not any(isinstance(effect, Publish | Settled) for effect in effects)
+    for late in (NodesDied(frozenset({"n1"})), CancelAsked(UID), ResultArrived(UID, 1, "x"), Tick()):
+        assert requests.handle(late, 99.0) == []
+    done = reported(EventKind.STAGE_FINISHED, node="n2")
+    assert requests.handle(done, 99.0) == [ReleaseRetained(UID, frozenset({"n2"}))]
+    assert requests.is_live(UID)
+    effects = requests.handle(EndStands(UID, wanted.error), 100.0)
+    assert Settled(UID, "clip", RequestState.CANCELLED) in effects
+    assert requests.status(UID).state is RequestState.CANCELLED
+    requests.check_invariants()
+
+
+def test_what_stands_is_the_end() -> None:
+    """Where another owner was quicker to store a result, or another error, that is how the request ended."""
+    broke = StageFailed("it broke").to_wire()
+    for stands, state in (
+        (EndStands(UID, None, 10, "video/mp4"), RequestState.FINISHED),
+        (EndStands(UID, broke), RequestState.FAILED),
+    ):
+        requests = table()
+        requests.handle(accepted(), 0.0)
+        requests.handle(CancelAsked(UID), 1.0)
+        requests.handle(stands, 2.0)
+        status = requests.status(UID)
+        assert (status.state, status.error) == (state, stands.error)
+        requests.check_invariants()
+
+
+def test_owner_after_owner_is_given_up() -> None:
+    """A request that has cost five nodes that owned it is not tried again: it may be what killed them."""
+    for adoptions, is_given_up in ((4, False), (5, True)):
+        requests = table()
+        effects = requests.handle(Adopted(accepted(), 0.0, adoptions, ()), 7.0)
+        errors = [effect.error["error"] for effect in effects if isinstance(effect, KeepError)]
+        assert errors == (["NodeLost"] if is_given_up else [])
+        assert any(isinstance(effect, SendInputs) for effect in effects) != is_given_up
+
+
 def test_first_end_wins() -> None:
     """What arrives after a request has ended changes nothing and tells nobody."""
     requests = table()
     requests.handle(accepted(), 0.0)
-    requests.handle(CancelAsked(UID), 1.0)
+    handle_and_keep(requests, CancelAsked(UID), 1.0)
     for late in (ResultArrived(UID, 1, "x"), CancelAsked(UID), NodesDied(frozenset({"n1"})), Tick()):
         assert requests.handle(late, 99.0) == []
     assert requests.status(UID).state is RequestState.CANCELLED
@@ -181,7 +236,7 @@ def test_poison_ends_in_stage_failed() -> None:
     requests.handle(accepted(), 0.0)
     for life in ("n1", "n2"):
         requests.handle(reported(EventKind.STAGE_STARTED, node=life), 0.5)
-        requests.handle(NodesDied(frozenset({life})), 1.0)
+        handle_and_keep(requests, NodesDied(frozenset({life})), 1.0)
     error = requests.status(UID).error
     assert error is not None
     assert error["error"] == "StageFailed"
@@ -224,7 +279,7 @@ def test_deadline_names_the_open_stage() -> None:
     requests.handle(reported(EventKind.STAGE_STARTED), 1.0)
     assert requests.next_deadline() == 5.0
     assert requests.handle(Tick(), 4.9) == []
-    requests.handle(Tick(), 5.0)
+    handle_and_keep(requests, Tick(), 5.0)
     error = requests.status(UID).error
     assert error is not None
     assert error["error"] == "DeadlineExceeded"
@@ -236,9 +291,9 @@ def test_key_finds_the_request_while_it_is_known() -> None:
     requests = table(records_max=1)
     requests.handle(accepted("a", key="order-17"), 0.0)
     assert requests.uid_of_key("order-17") == "a"
-    requests.handle(CancelAsked("a"), 1.0)
+    handle_and_keep(requests, CancelAsked("a"), 1.0)
     requests.handle(accepted("b"), 2.0)
-    requests.handle(CancelAsked("b"), 3.0)
+    handle_and_keep(requests, CancelAsked("b"), 3.0)
     assert requests.uid_of_key("order-17") is None
     with pytest.raises(UnknownRequest):
         requests.status("a")
@@ -262,7 +317,7 @@ def test_newest_requests_come_first() -> None:
     requests = table()
     for number in range(5):
         requests.handle(accepted(f"r{number}"), float(number))
-    requests.handle(CancelAsked("r3"), 9.0)
+    handle_and_keep(requests, CancelAsked("r3"), 9.0)
     assert [status.uid for status in requests.statuses(limit=3, state=None)] == ["r4", "r3", "r2"]
     assert [status.uid for status in requests.statuses(limit=9, state="cancelled")] == ["r3"]
 
@@ -285,6 +340,7 @@ EVENTS = st.one_of(
     st.builds(ResultArrived, UIDS, st.just(1), st.just("x")),
     st.builds(RequestBroke, UIDS, STAGES, NODES, st.just(OnePieceError("x").to_wire())),
     st.builds(CancelAsked, UIDS),
+    st.builds(EndStands, UIDS, st.sampled_from([None, OnePieceError("x").to_wire()])),
     st.builds(NodesDied, st.frozensets(NODES)),
     st.builds(Tick),
 )
