@@ -33,7 +33,7 @@ async def ready_set(
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("moment", ["taken", "running", "computed", "retained", "finished"])
 async def test_cancel(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queued, running, between stages, in flight, at the end: cancelled, and nothing stays (fault 105)."""
+    """Queued, running, between stages, in flight, at the end: cancelled, nothing stays (faults 66, 105)."""
     trap = Trap(moment)
     async with ready_set(tmp_path, trap, monkeypatch) as (a_set, one, other):
         handle = await one.submit("film", {"text": "ahoy"}, timeout=40)
