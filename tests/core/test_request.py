@@ -348,7 +348,7 @@ EVENTS = st.one_of(
 
 @given(st.lists(EVENTS, max_size=60))
 def test_any_order_of_events_ends_each_request_once(events: list[Event]) -> None:
-    """Whatever comes in whatever order: one final event each; states go back only where a node died."""
+    """Whatever comes in whatever order: one final event each; states go back if a node died (fault 107)."""
     requests = table()
     for uid in ("a", "b", "c"):
         requests.handle(Accepted(uid, "clip", PLAN, 50.0), 0.0)

@@ -33,7 +33,7 @@ async def ready_set(
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("moment", ["taken", "running", "computed", "retained", "finished"])
 async def test_cancel(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queued, running, between stages, in flight: cancelled, and nothing stays (fault 105).
+    """Queued, running, between stages, in flight: cancelled, and nothing stays (faults 66, 105).
 
     A result that is stored stands, though its owner has not heard of it: for every client.
     """

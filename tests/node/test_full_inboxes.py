@@ -24,7 +24,7 @@ ENDS: Final = {"eastward": "<>", "westward": "><", "circle": "<<<", "there_and_b
     ids=" and ".join,
 )
 async def test_no_circle_of_full_inboxes(names: tuple[str, ...], tmp_path: Path) -> None:
-    """Inboxes are full, and what their actors compute goes to each other, or back: all finish (fault 92)."""
+    """Inboxes are full, their actors send to each other, or to themselves: all finish (faults 13, 92)."""
     workflows = [f"tests.node.crossing_stages:{name}" for name in names]
     async with open_nodes(*workflows, directory=tmp_path, inbox_bytes=INBOX_BYTES) as nodes:
         proxy = proxy_of(nodes[0])

@@ -107,7 +107,7 @@ async def test_a_message_is_taken_and_that_is_told() -> None:
 
 
 async def test_a_message_that_is_lost_is_told() -> None:
-    """With its ring, before anybody took it; one that was taken is not."""
+    """With its ring, before anybody took it; one that was taken is not (fault 29)."""
     async with pair() as (outbox, peer):
         told: list[str] = []
 

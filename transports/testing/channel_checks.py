@@ -253,7 +253,7 @@ async def close_wakes_who_waits(setting: Setting) -> None:
 
 
 async def cancelled_send_is_whole_or_absent(setting: Setting) -> None:
-    """Sends that are cancelled at any moment leave no half message and no gap."""
+    """Sends that are cancelled at any moment leave no half message and no gap (fault 59)."""
     async with inbox(setting) as box, box.sender("a") as sender:
         received: list[bytes] = []
 
@@ -320,7 +320,7 @@ async def closed_receiver_is_lost_to_senders(setting: Setting) -> None:
 
 
 async def replaced_receiver_is_another_one(setting: Setting) -> None:
-    """A new receiver under the same name knows nothing of before: the sender says PeerLost."""
+    """A new receiver under the same name knows nothing of before: the sender says PeerLost (fault 55)."""
     async with inbox(setting) as box, box.sender("a") as sender:
         await sender.send(b"kept")
         await box.receiver.close()
