@@ -53,7 +53,7 @@ from transports.sender_request import Begun, Request, Undelivered
 _BROKEN: Final = (PeerLost, SessionFenced, OperationTimeout)
 """What ends a session but not the channel: a new session may go on."""
 
-_REFRESH_SECONDS: Final = (0.02, 0.25)
+_REFRESH_SECONDS: Final = (0.1, 0.25)
 """First and longest time between two looks at how much was delivered. Nobody waits for that but
 ``drained``, and each look costs both sides about as much as a message."""
 _REFRESH_DRAINING_SECONDS: Final = (0.005, 0.01)
