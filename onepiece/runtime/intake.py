@@ -141,8 +141,7 @@ class Intake:
             return stage_task
         except OnePieceError as error:
             release()
-            if header.uid not in self._stopped:
-                self.reporter.broke(header, error)
+            self.reporter.broke(header, error)  # whoever drives a request that has ended learns of that
             return None
 
     def _check_alive(self, header: StageInput) -> None:
