@@ -93,7 +93,7 @@ class Intake:
             graph = await self._graph(held.header)
         except OnePieceError as error:
             held.release()
-            self._refuse(held.header, error)
+            self.reporter.broke(held.header, error)
         else:
             self._take(held, graph)
         finally:
@@ -158,16 +158,12 @@ class Intake:
                 self.forward_joins()
         except OnePieceError as error:
             held.release()
-            self._refuse(header, error)
+            self.reporter.broke(header, error)  # whoever drives a request that has ended learns of that
             return
         finally:
             self.work.notify()
         if stage_task is not None:
             self.env.report(header.owner, self.reporter.report_of(stage_task))
-
-    def _refuse(self, header: StageInput, error: OnePieceError) -> None:
-        if header.uid not in self._stopped:
-            self.reporter.broke(header, error)
 
     def _check_alive(self, header: StageInput) -> None:
         stopped = self._stopped.get(header.uid) or self.unusable()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from onepiece.errors import ConfigError
-from onepiece.node.state_directory import open_state_directory
+from onepiece.node.state_directory import next_incarnation, open_state_directory
 
 HOLD = """
 import sys
@@ -124,3 +124,17 @@ def test_other_files_stay(temporary: Path) -> None:
     assert elsewhere.exists()
     assert (temporary / "onepiece-node-file").exists()
     assert (temporary / "onepiece-node-link").is_symlink()
+
+
+def test_incarnations_grow_also_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    """A node that starts again in its directory is newer than it was, whatever its clock says."""
+    assert next_incarnation(tmp_path, 5000) == 5000
+    assert next_incarnation(tmp_path, 1000) == 5001
+    assert next_incarnation(tmp_path, 9000) == 9000
+
+
+def test_incarnation_without_a_usable_directory(tmp_path: Path) -> None:
+    """A note that cannot be read or written keeps no node from starting: then the clock alone decides."""
+    (tmp_path / "incarnation").write_text("no number")
+    assert next_incarnation(tmp_path, 7) == 7
+    assert next_incarnation(tmp_path / "nowhere", 7) == 7
