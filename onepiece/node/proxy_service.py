@@ -13,7 +13,7 @@ from attrs import evolve
 
 from onepiece.core.admission import RequestBudget
 from onepiece.core.membership import NodeState
-from onepiece.core.request import end_event
+from onepiece.core.owned_request import end_event
 from onepiece.core.routing import NodeRoute, RouteEpoch
 from onepiece.errors import (
     InvalidInput,
