@@ -36,9 +36,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from onepiece.core.event_log import LOSSY, EventLog
+from onepiece.core.owned_request import FINAL_KINDS, Ending, OwnedRequest, state_of
 from onepiece.core.request_events import (
     Accepted,
     Adopted,
@@ -71,14 +72,6 @@ from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStat
 
 _REPORTABLE: Final = frozenset({EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED, *LOSSY})
 _DEAD_MAX: Final = 4096
-_RECORD_BYTES: Final = 2048
-"""What a record takes beside its events, about."""
-_FINAL_KINDS: Final = {
-    RequestState.FINISHED: EventKind.FINISHED,
-    RequestState.FAILED: EventKind.FAILED,
-    RequestState.CANCELLED: EventKind.CANCELLED,
-}
-
 
 _OfOne: TypeAlias = (
     Headed
@@ -92,66 +85,6 @@ _OfOne: TypeAlias = (
     | EndStands
     | CancelAsked
 )
-
-
-def end_event(status: RequestStatus, sequence: int) -> RequestEvent:
-    """The final event of a request of which no more is known than how it ended."""
-    detail: Mapping[str, Any] = status.error or {
-        "result_bytes": status.result_bytes,
-        "content_type": status.content_type,
-    }
-    at = status.finished_at or status.accepted_at
-    return RequestEvent(status.uid, sequence, _FINAL_KINDS[status.state], at, detail=detail)
-
-
-@frozen
-class _Ending:
-    """The error that a request is about to end in, and where it came from."""
-
-    error: Mapping[str, Any]
-    stage: str | None
-    node: str | None
-
-
-@define
-class _Record:
-    """A request as it is now; ``status`` is what is shown of it, made when somebody looks."""
-
-    uid: str
-    workflow: str
-    accepted_at: float
-    deadline_at: float
-    progress: StageProgress
-    log: EventLog
-    key: str | None
-    state: RequestState = RequestState.ACCEPTED
-    ending: _Ending | None = None
-    finished_at: float | None = None
-    error: Mapping[str, Any] | None = None
-    result_bytes: int | None = None
-    content_type: str | None = None
-
-    @property
-    def held_bytes(self) -> int:
-        """What it takes in memory, about."""
-        return _RECORD_BYTES + self.log.held_bytes
-
-    @property
-    def status(self) -> RequestStatus:
-        """The record as it stands, unaffected by what comes later."""
-        return RequestStatus(
-            uid=self.uid,
-            workflow=self.workflow,
-            state=self.state,
-            accepted_at=self.accepted_at,
-            deadline_at=self.deadline_at,
-            finished_at=self.finished_at,
-            stages=self.progress.states(),
-            error=self.error,
-            result_bytes=self.result_bytes,
-            content_type=self.content_type,
-            key=self.key,
-        )
 
 
 @define
@@ -181,10 +114,10 @@ class RequestTable:
     lives_max: int = 2
     resends_max: int = 8
     owners_max: int = 5
-    _live: dict[str, _Record] = field(factory=dict)
+    _live: dict[str, OwnedRequest] = field(factory=dict)
     _dead: "OrderedDict[str, None]" = field(factory=OrderedDict)
     """The latest dead nodes: what they are still reported to have is lost."""
-    _ended: "OrderedDict[str, _Record]" = field(factory=OrderedDict)
+    _ended: "OrderedDict[str, OwnedRequest]" = field(factory=OrderedDict)
     _ended_bytes: int = 0
     _keys: dict[str, str] = field(factory=dict)
 
@@ -209,7 +142,7 @@ class RequestTable:
         ended = self._ended.get(event.uid)
         return [] if ended is None else self._release_late(ended, event)
 
-    def _release_late(self, record: _Record, event: _OfOne) -> list[Effect]:
+    def _release_late(self, record: OwnedRequest, event: _OfOne) -> list[Effect]:
         """What a stage retains that is done behind the order to stop, its node is told to let go of."""
         if not isinstance(event, StageReported) or not record.progress.knows(event.stage):
             return []
@@ -219,7 +152,7 @@ class RequestTable:
             return []
         return [ReleaseRetained(event.uid, frozenset({event.life}))]
 
-    def _advance(self, record: _Record, event: _OfOne, now: float) -> list[Effect]:
+    def _advance(self, record: OwnedRequest, event: _OfOne, now: float) -> list[Effect]:
         if record.ending is not None:
             if isinstance(event, EndStands):
                 return self._conclude(record, record.ending, event, now)
@@ -314,14 +247,14 @@ class RequestTable:
             assert status.state.is_final == (uid in self._ended)
             assert status.state.is_final == (status.finished_at is not None)
             events = record.log.after(-1)
-            finals = [event for event in events if event.kind in _FINAL_KINDS.values()]
+            finals = [event for event in events if event.kind in FINAL_KINDS.values()]
             assert len(finals) == status.state.is_final
             sequences = [event.sequence for event in events]
             assert sequences == sorted(set(sequences))
         for key, uid in self._keys.items():
             assert self._record(uid).status.key == key
 
-    def _record(self, uid: str) -> _Record:
+    def _record(self, uid: str) -> OwnedRequest:
         record = self._live.get(uid) or self._ended.get(uid)
         if record is None:
             raise UnknownRequest(
@@ -332,14 +265,14 @@ class RequestTable:
 
     def _accept(self, event: Accepted, now: float) -> list[Effect]:
         record = self._add(event, RequestState.ACCEPTED, now)
-        return [_publish(record, EventKind.ACCEPTED, now), *self._go_on(record)]
+        return [record.publish(EventKind.ACCEPTED, now), *self._go_on(record)]
 
     def _adopt(self, event: Adopted, now: float) -> list[Effect]:
         record = self._add(event.accepted, RequestState.RUNNING, event.accepted_at)
         # Beyond any number that the earlier owner's events had: no request has one each millisecond.
         record.log.next_sequence = 1000 + max(0, int((now - event.accepted_at) * 1000))
         record.progress.adopt(event.holdings, event.adoptions)
-        told = _publish(record, EventKind.ACCEPTED, event.accepted_at)
+        told = record.publish(EventKind.ACCEPTED, event.accepted_at)
         if event.adoptions >= self.owners_max:
             error = NodeLost(
                 f"request {record.uid} has cost {event.adoptions} nodes that owned it, one after the other; "
@@ -349,12 +282,12 @@ class RequestTable:
             return [told, *self._fail(record, error.to_wire())]
         return [told, *self._go_on(record)]
 
-    def _add(self, accepted: Accepted, state: RequestState, accepted_at: float) -> _Record:
+    def _add(self, accepted: Accepted, state: RequestState, accepted_at: float) -> OwnedRequest:
         uid = accepted.uid
         assert uid not in self._live
         assert uid not in self._ended
         progress = StageProgress(uid, accepted.plan, self.lives_max, self.resends_max)
-        record = self._live[uid] = _Record(
+        record = self._live[uid] = OwnedRequest(
             uid=uid,
             workflow=accepted.workflow,
             accepted_at=accepted_at,
@@ -368,27 +301,27 @@ class RequestTable:
             self._keys[accepted.key] = uid
         return record
 
-    def _go_on(self, record: _Record) -> list[Effect]:
+    def _go_on(self, record: OwnedRequest) -> list[Effect]:
         """Send what the request needs, or end it if that cannot be."""
         sendings = record.progress.advance()
         if isinstance(sendings, GivenUp):
             return self._give_up(record, sendings)
         return list(sendings)
 
-    def _give_up(self, record: _Record, why: GivenUp) -> list[Effect]:
+    def _give_up(self, record: OwnedRequest, why: GivenUp) -> list[Effect]:
         uid = record.uid
         kind = StageFailed if why.is_poison else NodeLost
         advice = "the input kills the stage" if why.is_poison else "submit it again"
         error = kind(f"{why.stage} of request {uid}: {why.reason}; {advice}", uid=uid, stage=why.stage)
         return self._fail(record, error.to_wire(), stage=why.stage)
 
-    def _report(self, record: _Record, event: StageReported) -> list[Effect]:
+    def _report(self, record: OwnedRequest, event: StageReported) -> list[Effect]:
         told = self._note(record, event)
         if told is None:
             return []
         return [told, *self._go_on(record)] if event.kind is EventKind.STAGE_FINISHED else [told]
 
-    def _note(self, record: _Record, event: StageReported) -> Publish | None:
+    def _note(self, record: OwnedRequest, event: StageReported) -> Publish | None:
         """Take in what a stage said; None if that is no news."""
         if event.kind not in _REPORTABLE or not record.progress.knows(event.stage):
             return None  # a stage neither accepts a request nor ends one
@@ -399,11 +332,11 @@ class RequestTable:
         if not is_news:
             return None
         record.state = RequestState.RUNNING
-        return _publish(
-            record, event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
+        return record.publish(
+            event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
         )
 
-    def _finish(self, record: _Record, event: ResultArrived, now: float) -> list[Effect]:
+    def _finish(self, record: OwnedRequest, event: ResultArrived, now: float) -> list[Effect]:
         told = [note for report in event.reports if (note := self._note(record, report)) is not None]
         record.progress.finish()
         record.result_bytes = event.result_bytes
@@ -413,28 +346,27 @@ class RequestTable:
 
     def _fail(
         self,
-        record: _Record,
+        record: OwnedRequest,
         error: Mapping[str, Any],
         *,
         stage: str | None = None,
         node: str | None = None,
     ) -> list[Effect]:
         """Have the request end in an error: no stage is to work for it, whatever stands in the end."""
-        record.ending = _Ending(error, stage, node)
+        record.ending = Ending(error, stage, node)
         return [KeepError(record.uid, record.workflow, error), StopStages(record.uid, error)]
 
-    def _conclude(self, record: _Record, ending: _Ending, stands: EndStands, now: float) -> list[Effect]:
+    def _conclude(self, record: OwnedRequest, ending: Ending, stands: EndStands, now: float) -> list[Effect]:
         """The request has ended, in what stands."""
         if stands.error is None:
             arrived = ResultArrived(record.uid, stands.result_bytes, stands.content_type)
             return self._finish(record, arrived, now)
-        is_cancelled = stands.error.get("error") == RequestCancelled.__name__
-        state = RequestState.CANCELLED if is_cancelled else RequestState.FAILED
+        state = state_of(stands.error)
         return self._end(record, state, stands.error, now, stage=ending.stage, node=ending.node)
 
     def _end(
         self,
-        record: _Record,
+        record: OwnedRequest,
         state: RequestState,
         error: Mapping[str, Any] | None,
         now: float,
@@ -445,9 +377,7 @@ class RequestTable:
     ) -> list[Effect]:
         assert state.is_final
         record.state, record.finished_at, record.error = state, now, error
-        final = _publish(
-            record, _FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {}
-        )
+        final = record.publish(FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {})
         effects: list[Effect] = [final, Settled(record.uid, record.workflow, state)]
         if record.ending is None:
             effects.append(ReleaseRetained(record.uid, frozenset(record.progress.node_ids())))
@@ -500,7 +430,3 @@ class RequestTable:
             self._ended_bytes -= record.held_bytes
             if record.key is not None:
                 del self._keys[record.key]
-
-
-def _publish(record: _Record, kind: EventKind, at: float, **about: Any) -> Publish:
-    return Publish(record.log.add(kind, at, **about))

@@ -6,6 +6,8 @@ which copies come to be alike (``Version.beats``), and that is how the request h
 """
 
 import asyncio
+import contextlib
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,6 +25,8 @@ from onepiece.runtime.environment import Environment
 
 _STORE_SECONDS: Final = 3.0
 _AGAIN_SECONDS: Final = 1.0
+_ASKS_MIN: Final = int(DELIVERY_PATIENCE_SECONDS / (_STORE_SECONDS + _AGAIN_SECONDS))
+"""How often holders are asked before patience ends: a process that stood still has waited, and asked nobody."""
 
 
 @frozen
@@ -44,27 +48,30 @@ class ErrorKeeper:
     async def keep(self, wanted: KeepError) -> Kept:
         """Store an error; returns what stands then.
 
-        Waits until every holder has answered. After ``DELIVERY_PATIENCE_SECONDS`` one is enough: a holder
-        that is out of reach, but not for the manager, must not keep a client waiting for ever. Where all of
-        them refuse, as their disks are full, the error stands though it is stored nowhere.
+        Waits until every holder has answered, for ``DELIVERY_PATIENCE_SECONDS``: no client waits for ever for
+        holders that are gone, or out of reach but not for the manager. Then one is enough. Where none
+        has taken it by then, or all refuse at once, as their disks are full, the error stands though it is stored
+        nowhere.
         """
         loop = asyncio.get_running_loop()
         patient_until = loop.time() + DELIVERY_PATIENCE_SECONDS
-        while True:
+        for asks in itertools.count(1):
             changed = self._env.routes.changed
             holders = self._records.holders(wanted.uid)
             answers = [each for each in await self._ask(holders, wanted) if each is not None]
             stored = [each for each in answers if _is_stored(each)]
-            has_all = len(answers) == len(holders)
-            if stored and (has_all or loop.time() >= patient_until):
-                return Kept(_first(wanted.uid, stored), is_stored=True)
-            if holders and has_all and not stored:
-                return Kept(EndStands(wanted.uid, wanted.error), is_stored=False)
-            try:
+            has_all = bool(holders) and len(answers) == len(holders)
+            if has_all or (asks >= _ASKS_MIN and loop.time() >= patient_until):
+                break
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_AGAIN_SECONDS):
                     await changed.wait()
-            except TimeoutError:
-                continue
+        if stored:
+            return Kept(_first(wanted.uid, stored), is_stored=True)
+        get_logger().warning(
+            "error_told_unstored", request=wanted.uid, error=str(wanted.error.get("message"))
+        )
+        return Kept(EndStands(wanted.uid, wanted.error), is_stored=False)
 
     async def keep_late(self, wanted: KeepError) -> None:
         """Store an error that no holder took, as soon as one does."""

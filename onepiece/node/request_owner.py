@@ -137,6 +137,7 @@ class RequestOwner:
         self.adopter = Adopter(
             env,
             table=self._table,
+            is_over=self.is_over,
             records=records,
             results=results,
             calls=calls,
@@ -182,6 +183,13 @@ class RequestOwner:
         """The records, to be read."""
         return self._table
 
+    def is_over(self, uid: str) -> bool:
+        """Whether a request has ended, and a store node has how; raises ``UnknownRequest``.
+
+        Until then its record is needed: if this node dies, another proxy goes on from there.
+        """
+        return self._table.state(uid).is_final and uid not in self._unstored
+
     def nodes_died(self, lives: frozenset[str]) -> None:
         """Go on with what these nodes held, from what is retained elsewhere."""
         self._handle(NodesDied(lives))
@@ -191,7 +199,6 @@ class RequestOwner:
         """This node was declared dead: others may own its requests by now."""
         for uid in self._table.live_uids():
             self._budget.give_back(uid)
-        self._unstored.clear()
         self._table.disown()
         self._owned.clear()
         self._settled.set()

@@ -34,11 +34,13 @@ from onepiece.node.control import ControlService
 from onepiece.node.record_service import RecordService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.runtime.environment import Environment
-from onepiece.store import PutOutcome, RecordKind, RequestLog, ResultStore
+from onepiece.store import PutOutcome, RecordKind, RequestLog, ResultStore, StoredRecord
 from transports import Bytes, Delivery, Geometry, Receiver
 
 _EXPIRE_SECONDS: Final = 5.0
 _SLOTS: Final = 1024
+_WORKFLOW: Final = "workflow"
+"""What is stored of a request beside its result or error."""
 
 
 class StoreService:
@@ -128,7 +130,7 @@ class StoreService:
                 header.uid,
                 [value],
                 content_type=header.content_type,
-                meta={"workflow": header.workflow},
+                meta={_WORKFLOW: header.workflow},
                 now=self._env.now(),
             )
             if outcome is PutOutcome.ALREADY:
@@ -159,11 +161,12 @@ class StoreService:
 
     async def _store_failure(self, failure: StoreFailure) -> None:
         try:
-            wire = {**failure.error, "workflow": failure.workflow}
+            wire = {**failure.error, _WORKFLOW: failure.workflow}
             outcome = await self._store.put_error(failure.uid, wire, now=self._env.now())
-        except OnePieceError as error:
-            get_logger().warning("failure_not_stored", request=failure.uid, error=error.message)
-            self._env.outbox.post(failure.reply_to, ResultDescribed(failure.call, error=error.to_wire()))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the owner must hear of it
+            get_logger().warning("failure_not_stored", request=failure.uid, error=str(error))
+            answer = ResultDescribed(failure.call, error=self._wire_of(error))
+            self._env.outbox.post(failure.reply_to, answer)
             return
         if outcome is PutOutcome.STORED:
             self._copies.stored(failure.uid)
@@ -174,11 +177,11 @@ class StoreService:
             record = await self._store.meta(ask.uid)
             answer = ResultDescribed(
                 ask.call,
-                str(record.meta.get("workflow", "")),
+                str(record.meta.get(_WORKFLOW, "")),
                 record.stored_at,
                 record.total_bytes,
                 record.content_type,
-                record.meta if record.kind is RecordKind.ERROR else None,
+                _failure_of(record) if record.kind is RecordKind.ERROR else None,
             )
         except OnePieceError as error:
             answer = ResultDescribed(ask.call, error=error.to_wire())
@@ -209,6 +212,11 @@ class StoreService:
             get_logger().error("store_failed", exc_info=error)
             error = OnePieceError(f"the result store of {self._env.node_id} failed; its log has the cause")
         return error.to_wire()
+
+
+def _failure_of(record: StoredRecord) -> dict[str, Any]:
+    """The error as its request's owner put it: whoever asks the owner, or a store node, is told the same."""
+    return {name: value for name, value in record.meta.items() if name != _WORKFLOW}
 
 
 def _bytes_of(value: Wire) -> Bytes:

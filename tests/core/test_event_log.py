@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from onepiece.core.event_log import LOSSY, EventLog, size_of
 from onepiece.core.request import RequestTable
-from onepiece.core.request_events import Accepted, CancelAsked, StageReported
+from onepiece.core.request_events import Accepted, CancelAsked, EndStands, StageReported
 from onepiece.core.request_record import INPUTS, Plan
 from onepiece.requests import EventKind
 
@@ -60,6 +60,7 @@ def test_ended_records_are_bounded_by_their_bytes() -> None:
         preview = {"preview": b"x" * 50_000}
         table.handle(StageReported(uid, EventKind.PREVIEW, "draw", "n1", "n1", 1.0, preview), 1.0)
         table.handle(CancelAsked(uid), 2.0)
+        table.handle(EndStands(uid, {"error": "RequestCancelled"}), 2.0)
         table.check_invariants()
     assert table.is_known("r39")
     assert not table.is_known("r0")
