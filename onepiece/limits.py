@@ -64,13 +64,15 @@ PREVIEW_BYTES_MAX: Final = 256 * KIB
 STOPPED_UIDS_MAX: Final = 16 * KIB
 """Requests an actor remembers as stopped, so that what arrives late for them is refused."""
 WORKFLOW_PATIENCE_SECONDS: Final = 10.0
-REPORT_LINGER_SECONDS: Final = 0.02
+REPORT_LINGER_SECONDS: Final = 0.1
 """How long a stage's report waits for company, and for a newer one that makes it needless.
 
 Nobody but a person waits for a report; what a request waits for never lingers."""
 REPORTS_QUEUED_MAX: Final = 4 * KIB
 """Reports that linger for one owner; more of them do not wait any longer."""
 DELIVERY_PATIENCE_SECONDS: Final = 30.0
+LOSSES_PER_MESSAGE_MAX: Final = 8
+"""Nodes that may die with a message in their ring that nobody saw them take: it may be what kills them."""
 EVENTS_PER_REQUEST_MAX: Final = 512
 EVENTS_BYTES_PER_REQUEST_MAX: Final = 4 * MIB
 RECORDS_MAX: Final = 10_000
@@ -83,8 +85,6 @@ STORES_FORGOTTEN_SECONDS: Final = 600.0
 """How long a store node that is gone is expected back, with what lies on its disk."""
 CHECKPOINT_LINGER_SECONDS: Final = 60.0
 """How long behind its request's deadline a checkpoint is kept that nobody has released."""
-END_SECONDS: Final = 6.0
-"""How long the error that ends a request may take to be stored before it is told all the same."""
 FOLLOWERS_PER_REQUEST_MAX: Final = 64
 """Clients that follow one request's events at once."""
 

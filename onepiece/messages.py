@@ -308,9 +308,9 @@ class ResultDescribed:
 @register
 @frozen
 class StoreFailure:
-    """The owner is about to end a request without a result; answered by ``FailureStored``.
+    """A request is to end without a result: keep the error, unless something stands under its UID already.
 
-    The error is kept as a result is: for whoever asks later, and unless something is stored already.
+    Answered by a ``ResultDescribed`` with what stands, or with why nothing could be kept.
     """
 
     call: int
@@ -318,22 +318,6 @@ class StoreFailure:
     uid: str
     workflow: str
     error: Mapping[str, Any]
-
-
-@register
-@frozen
-class FailureStored:
-    """What stands at ``node_id``, durably: the error, or another ``failure`` or a result that was first.
-
-    ``error`` says why nothing does.
-    """
-
-    call: int
-    node_id: str
-    failure: Mapping[str, Any] | None = None
-    result_bytes: int | None = None
-    content_type: str = ""
-    error: Mapping[str, Any] | None = None
 
 
 @register

@@ -2,6 +2,9 @@
 
 One task, the *courier*, runs everything that touches the ring, one program after another, so messages
 enter in the order of the ``send`` calls and a cancelled caller never leaves a reservation half done.
+Where it rests and nothing waits, ``send`` itself begins the work up to the first answer that it has to
+wait for, which for a small message is all there is to send; the courier is left what does not end with
+that answer. So the common message leaves without a turn of the event loop.
 
 A message goes through these states::
 
@@ -23,12 +26,10 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
-
-from attrs import define, frozen
 
 from transports.address import Address
 from transports.background import Background
@@ -47,49 +48,16 @@ from transports.operations import Bytes, Pause, PauseReason
 from transports.registry import transport_for
 from transports.ring.layout import BYTE_MAX
 from transports.sender_link import Link, Patience, Session
+from transports.sender_request import Begun, Request, Undelivered
 
 _BROKEN: Final = (PeerLost, SessionFenced, OperationTimeout)
 """What ends a session but not the channel: a new session may go on."""
 
-_REFRESH_SECONDS: Final = (0.005, 0.25)
-"""First and longest time between two looks at how much was delivered, while nothing is sent."""
-_REFRESH_DRAINING_SECONDS: Final = 0.01
-"""The longest while somebody waits in ``drained``."""
-
-
-@frozen(eq=False)
-class Undelivered:
-    """A message that the receiver was not seen to take; it may be sent elsewhere."""
-
-    number: int
-    kind: int
-    flags: int
-    buffers: tuple[Bytes, ...]
-
-
-@define(eq=False)
-class _Request:
-    """A call of ``send`` that waits for its number."""
-
-    kind: int
-    flags: int
-    buffers: tuple[Bytes, ...]
-    answer: asyncio.Future[int]
-    may_wait: bool
-    idle: bool = True
-    """Nothing of it is on its way: it waits for its turn, or for room."""
-    expired: bool = False
-
-    def fail(self, error: BaseException) -> None:
-        """Tell the caller, unless it has gone."""
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
-    def expire(self, seconds: float) -> None:
-        """The caller's time is over: give up now, or at the next wait for room."""
-        self.expired = True
-        if self.idle:
-            self.fail(RingFull(f"no room within {seconds} s; wait longer, or refuse work upstream"))
+_REFRESH_SECONDS: Final = (0.1, 0.25)
+"""First and longest time between two looks at how much was delivered. Nobody waits for that but
+``drained``, and each look costs both sides about as much as a message."""
+_REFRESH_DRAINING_SECONDS: Final = (0.005, 0.01)
+"""First and longest while somebody waits in ``drained``."""
 
 
 class _Abandoned(Exception):  # noqa: N818  # no error: it ends a program that has reserved nothing
@@ -105,7 +73,7 @@ class Sender:
         self._loop = asyncio.get_running_loop()
         self._background = Background(self._fail)
         self._session: Session | None = None
-        self._requests: deque[_Request] = deque()
+        self._requests: deque[Request] = deque()
         self._kept: deque[Undelivered] = deque()
         self._next_number = 0
         self._alarm: asyncio.Future[None] | None = None
@@ -113,7 +81,8 @@ class Sender:
         self._refresh_pause = _REFRESH_SECONDS[0]
         self._drainers = 0
         self._waiting_for_room = False
-        self._in_hand: _Request | None = None
+        self._in_hand: Request | None = None
+        self._rests_unbounded = False
         self._progress: asyncio.Future[None] = self._loop.create_future()
         self._failure: BaseException | None = None
         self._ended = asyncio.Event()
@@ -170,7 +139,7 @@ class Sender:
         may_wait = timeout_seconds is None or timeout_seconds > 0
         if not may_wait and self._waiting_for_room:
             raise RingFull(f"{self.address} has no room and other sends wait for it already")
-        request = _Request(
+        request = Request(
             kind=kind,
             flags=flags,
             buffers=(buffers,) if isinstance(buffers, bytes | bytearray | memoryview) else tuple(buffers),
@@ -178,7 +147,10 @@ class Sender:
             may_wait=may_wait,
         )
         self._requests.append(request)
-        self._ring_alarm()
+        if self._alarm is None or self._alarm.done() or len(self._requests) > 1:
+            self._ring_alarm()
+        else:
+            self._begin(request)
         if timeout_seconds is None or not may_wait:
             return await request.answer
         timer = self._loop.call_later(timeout_seconds, request.expire, timeout_seconds)
@@ -252,7 +224,7 @@ class Sender:
         while True:
             if self._requests:
                 self._in_hand = self._requests.popleft()
-                if not self._in_hand.answer.done():
+                if self._in_hand.begun is not None or not self._in_hand.answer.done():
                     await self._carry(self._in_hand)
                 self._in_hand = None
             elif not self._kept:
@@ -265,6 +237,7 @@ class Sender:
     async def _rest(self, seconds: float | None) -> None:
         """Wait until there is something to do, at most so long."""
         alarm = self._alarm = self._loop.create_future()
+        self._rests_unbounded = seconds is None
         timer = None if seconds is None else self._loop.call_later(seconds, self._ring_alarm)
         try:
             await alarm
@@ -273,12 +246,17 @@ class Sender:
             if timer is not None:
                 timer.cancel()
 
-    async def _carry(self, request: _Request) -> None:
+    async def _carry(self, request: Request) -> None:
         """Send a waiting message, or tell its caller why not."""
-        message = Undelivered(self._next_number, request.kind, request.flags, request.buffers)
-        request.idle = False
+        begun, request.begun = request.begun, None
+        if begun is None:
+            begun = self._work_for(request)
+            work: Awaitable[None] = begun.work
+        else:
+            work = begun.finish()
+        message = begun.message
         try:
-            await self._send(message, may_wait=request.may_wait, wait=partial(self._wait_for, request))
+            await work
         except _Abandoned:
             return
         except (RingFull, MessageTooLarge) as error:
@@ -302,6 +280,42 @@ class Sender:
         if not request.answer.done():
             request.answer.set_result(message.number)
 
+    def _work_for(self, request: Request) -> Begun:
+        message = Undelivered(self._next_number, request.kind, request.flags, request.buffers)
+        request.idle = False
+        work = self._send(message, may_wait=request.may_wait, wait=partial(self._wait_for, request))
+        return Begun(message, work)
+
+    def _begin(self, request: Request) -> None:
+        """Put a message on its way while the courier rests; runs in the task of ``send``."""
+        request.begun = self._work_for(request)
+        self._go_on(request)
+
+    def _go_on(self, request: Request, _answer: object = None) -> None:
+        """Go on with what was begun, now that it need not wait, unless the courier has taken it over."""
+        begun = request.begun
+        if begun is None:
+            return
+        try:
+            waits_for = begun.waits_for = begun.work.send(None)
+        except StopIteration:
+            request.begun = None
+            taken = self._requests.popleft()
+            assert taken is request, "it stands first until it is sent"
+            self._keep(begun.message)
+            if not request.answer.done():
+                request.answer.set_result(begun.message.number)
+            if self._rests_unbounded:
+                self._ring_alarm()  # from now on there is something to look after
+        except BaseException as error:  # noqa: BLE001 - the courier raises it where it can act on it
+            begun.error = error
+            self._ring_alarm()
+        else:
+            if isinstance(waits_for, asyncio.Future):
+                waits_for.add_done_callback(partial(self._go_on, request))
+            else:
+                self._ring_alarm()
+
     async def _send(self, message: Undelivered, *, may_wait: bool, wait: Waiter) -> None:
         session = self._current()
         program = session.producer.send(
@@ -315,7 +329,10 @@ class Sender:
         assert message.number == self._next_number
         self._next_number += 1
         self._kept.append(message)
-        self._look_soon()
+        if len(self._kept) == 1 or self._drainers:
+            self._look_soon()
+        else:  # a look that is due is not put off by what is sent meanwhile
+            self._refresh_at = min(self._refresh_at, self._clock() + _REFRESH_SECONDS[0])
 
     def _let_go(self) -> None:
         """Drop the messages that the receiver is known to have."""
@@ -340,19 +357,28 @@ class Sender:
         if len(self._kept) < before:
             self._look_soon()
         else:
-            longest = _REFRESH_DRAINING_SECONDS if self._drainers else _REFRESH_SECONDS[1]
-            self._refresh_pause = min(2 * self._refresh_pause, longest)
+            self._refresh_pause = min(2 * self._refresh_pause, self._refresh_bounds()[1])
             self._refresh_at = self._clock() + self._refresh_pause
 
     def _look_soon(self) -> None:
         """Look at what was delivered after the shortest pause from now, and double it from there."""
-        self._refresh_pause = _REFRESH_SECONDS[0]
+        self._refresh_pause = self._refresh_bounds()[0]
         self._refresh_at = self._clock() + self._refresh_pause
         if self._drainers:
             self._ring_alarm()
 
-    async def _wait_for(self, request: _Request, pause: Pause) -> float:
+    def _refresh_bounds(self) -> tuple[float, float]:
+        return _REFRESH_DRAINING_SECONDS if self._drainers else _REFRESH_SECONDS
+
+    async def _wait_for(self, request: Request, pause: Pause) -> float:
         """Wait inside a send that has reserved nothing yet; its caller may give up meanwhile."""
+        if pause.reason is PauseReason.CONTENDED and pause.attempt == 1:
+            # What was lost is a swap of a tail that others had moved on; the next try has the right one.
+            if request.answer.done():
+                raise _Abandoned
+            return self._clock()
+        if request.begun is not None:
+            await asyncio.sleep(0)  # rest, so that the courier takes over: a wait belongs to its task
         self._let_go()
         request.idle = True
         if request.expired:
@@ -420,7 +446,9 @@ class Sender:
         if self._in_hand is not None:
             self._in_hand.fail(self._error())
         while self._requests:
-            self._requests.popleft().fail(self._error())
+            request = self._requests.popleft()
+            request.begun = None
+            request.fail(self._error())
         self._signal_progress()
 
     def _check(self) -> None:

@@ -38,21 +38,19 @@ def end_event(status: RequestStatus, sequence: int) -> RequestEvent:
     return RequestEvent(status.uid, sequence, FINAL_KINDS[status.state], at, detail=detail)
 
 
-def state_of(failure: Mapping[str, Any]) -> RequestState:
+def state_of(error: Mapping[str, Any]) -> RequestState:
     """The state that a request ended in with this error, as of ``to_wire``."""
-    is_cancelled = failure.get("error") == RequestCancelled.__name__
+    is_cancelled = error.get("error") == RequestCancelled.__name__
     return RequestState.CANCELLED if is_cancelled else RequestState.FAILED
 
 
 @frozen
 class Ending:
-    """How a request is to end, and until when a store node may say otherwise."""
+    """The error that a request is about to end in, and where it came from."""
 
-    state: RequestState
     error: Mapping[str, Any]
     stage: str | None
     node: str | None
-    until: float
 
 
 @define
@@ -94,11 +92,6 @@ class OwnedRequest:
             content_type=self.content_type,
             key=self.key,
         )
-
-    @property
-    def due_at(self) -> float:
-        """When time ends it, or what it is waiting for."""
-        return self.deadline_at if self.ending is None else self.ending.until
 
     def publish(self, kind: EventKind, at: float, **about: Any) -> Publish:
         """Keep an event; whoever follows is to be told."""

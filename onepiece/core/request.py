@@ -3,7 +3,12 @@
 **What it promises.** A request that was accepted ends in exactly one final state, FINISHED, FAILED or
 CANCELLED, and the first event that ends it wins: whatever arrives later for it changes nothing. Once
 it has ended no stage of it is left running without having been told to stop. It never waits for ever:
-it ends at its deadline at the latest, and every request has one.
+at its deadline at the latest it is on its way to its end, and every request has one.
+
+**When it has ended.** With a result: when a store node says that it has it. With an error: when store nodes
+have that, too. Until then the request is *ending*: nothing is sent for it any more, and nobody is told. For
+if its owner died then, another one would go on with it, and it would end twice. Whatever stands in the
+stores is the end, also if it is not what this table wanted stored: another owner may have been quicker.
 
 **What it knows.** For each graph node of each request its state and the cluster node it is at, is on its
 way to, or retains its output (``request_record``). So when a node dies the requests that lost something
@@ -15,17 +20,12 @@ holds a copy of what was accepted *adopts* the request and learns from the nodes
 
 ::
 
-    Accepted -> ACCEPTED --first report--> RUNNING ------ResultArrived-------> FINISHED
-    Adopted  ----------------------------> RUNNING                               ^
-                   |                          |--- RequestBroke, deadline, -+    | a result stands
-                   +--------------------------+--- given up, CancelAsked    |    |
-                                                                            v    |
-                                                                         (ending)+--> FAILED, CANCELLED
-
-*Ending*: the error it is to end in is not told before a store node has it, as a result is not: else the
-owner could die, and whoever adopts the request end it otherwise. To clients it is RUNNING as before. What
-a store node knew first stands, a result or another error, and that is told. A store node that does not
-answer is not waited for longer than ``end_seconds``; then the error is told though it may be nowhere else.
+    Accepted -> ACCEPTED --first report--> RUNNING --ResultArrived----------> FINISHED
+    Adopted  ----------------------------> RUNNING                              ^
+                   |                          |-- RequestBroke, CancelAsked,    | EndStands
+                   +--------------------------+-- deadline, given up -----> (ending)
+                                                                                | EndStands
+                                                                                +--> FAILED, CANCELLED
 
 Time is ``now``: seconds since the epoch, given with each event.
 """
@@ -47,10 +47,10 @@ from onepiece.core.request_events import (
     CheckpointFound,
     CheckpointMissing,
     Effect,
-    EndNotStored,
-    EndStored,
+    EndStands,
     Event,
     Headed,
+    KeepError,
     NodesDied,
     OutputMissing,
     Publish,
@@ -61,7 +61,6 @@ from onepiece.core.request_events import (
     StageLost,
     StageReported,
     StopStages,
-    StoreEnd,
     Tick,
 )
 from onepiece.core.request_record import (
@@ -81,10 +80,9 @@ _OfOne: TypeAlias = (
     | OutputMissing
     | CheckpointFound
     | CheckpointMissing
-    | EndStored
-    | EndNotStored
     | ResultArrived
     | RequestBroke
+    | EndStands
     | CancelAsked
 )
 
@@ -102,9 +100,10 @@ class RequestTable:
         events_max: How many events are kept for one request; beyond it old progress is dropped.
         events_bytes_max: How many bytes they may take, about.
         keep_seconds: How long an ended request's record is kept.
-        end_seconds: How long the error that ends a request may take to be stored.
         lives_max: How many nodes one stage of one request may cost.
         resends_max: How often inputs are sent to one stage again.
+        owners_max: How many owners one request may cost. A stage that takes its node along takes the count of
+            such deaths along, too, if its owner is on that node.
     """
 
     records_max: int
@@ -112,9 +111,9 @@ class RequestTable:
     events_max: int
     events_bytes_max: int
     keep_seconds: float
-    end_seconds: float
     lives_max: int = 2
     resends_max: int = 8
+    owners_max: int = 5
     _live: dict[str, OwnedRequest] = field(factory=dict)
     _dead: "OrderedDict[str, None]" = field(factory=OrderedDict)
     """The latest dead nodes: what they are still reported to have is lost."""
@@ -130,7 +129,7 @@ class RequestTable:
             case Adopted():
                 return self._adopt(event, now)
             case NodesDied():
-                return self._lose(event.node_ids, now)
+                return self._lose(event.node_ids)
             case Tick():
                 self._forget(now)
                 return self._expire(now)
@@ -139,69 +138,56 @@ class RequestTable:
                 return self._note_late(event) if record is None else self._advance(record, event, now)
 
     def _note_late(self, event: _OfOne) -> list[Effect]:
-        """A stage that ran twice is done the second time: nobody needs what came out."""
+        """A stage that could not be stopped in time, or ran twice, is done: nobody needs what came out."""
         ended = self._ended.get(event.uid)
-        if ended is None or not isinstance(event, StageReported) or event.life in ended.progress.node_ids():
+        return [] if ended is None else self._release_late(ended, event)
+
+    def _release_late(self, record: OwnedRequest, event: _OfOne) -> list[Effect]:
+        """What a stage retains that is done behind the order to stop, its node is told to let go of."""
+        if not isinstance(event, StageReported) or not record.progress.knows(event.stage):
             return []
-        if not ended.progress.knows(event.stage):
+        is_new = event.life not in record.progress.node_ids()
+        record.progress.note(event.life)
+        if not is_new and event.kind is not EventKind.STAGE_FINISHED:
             return []
-        ended.progress.note(event.life)
         return [ReleaseRetained(event.uid, frozenset({event.life}))]
 
     def _advance(self, record: OwnedRequest, event: _OfOne, now: float) -> list[Effect]:
         if record.ending is not None:
-            return self._advance_ending(record, record.ending, event, now)
+            if isinstance(event, EndStands):
+                return self._conclude(record, record.ending, event, now)
+            return self._release_late(record, event)
         match event:
             case Headed():
                 record.progress.head(event.heading, self._dead)
-                return self._go_on(record, now)
+                return self._go_on(record)
             case StageReported():
-                return self._report(record, event, now)
+                return self._report(record, event)
             case StageLost() if record.progress.knows(event.stage):
                 record.progress.lose_stage(event.stage, event.node_id)
-                return self._go_on(record, now)
+                return self._go_on(record)
             case OutputMissing() if record.progress.knows(event.source):
                 record.progress.lose_output(event.source, event.target)
-                return self._go_on(record, now)
+                return self._go_on(record)
             case CheckpointFound():
                 record.progress.await_checkpoint(event.source, event.target, event.life, self._dead)
-                return self._go_on(record, now)
+                return self._go_on(record)
             case CheckpointMissing():
                 record.progress.lose_checkpoint(event.source, event.target)
-                return self._go_on(record, now)
+                return self._go_on(record)
             case ResultArrived():
                 return self._finish(record, event, now)
             case RequestBroke():
-                return self._fail(record, event.error, now, stage=event.stage, node=event.node_id)
+                return self._fail(record, event.error, stage=event.stage, node=event.node_id)
             case CancelAsked():
-                error = RequestCancelled(f"request {record.uid} was cancelled", uid=record.uid).to_wire()
-                return self._begin_end(record, RequestState.CANCELLED, error, now)
+                error = RequestCancelled(f"request {record.uid} was cancelled", uid=record.uid)
+                return self._fail(record, error.to_wire())
             case _:
                 return []  # it names a stage that the workflow does not have
 
-    def _advance_ending(
-        self, record: OwnedRequest, ending: Ending, event: _OfOne, now: float
-    ) -> list[Effect]:
-        """It ends as the store nodes say; whatever else is told of it serves only to clear up."""
-        match event:
-            case ResultArrived():
-                return self._finish(record, event, now)
-            case EndStored(uid, failure=None, result_bytes=int(length), content_type=content_type):
-                return self._finish(record, ResultArrived(uid, length, content_type), now)
-            case EndStored(failure=failure) if failure is not None:
-                return self._end(record, state_of(failure), failure, now)
-            case EndStored() | EndNotStored():
-                return self._end_as(record, ending, now)
-            case StageReported():
-                record.progress.note(event.life)
-            case Headed(heading=heading):
-                for life in heading.values():
-                    record.progress.note(life)
-        return []
-
     def next_deadline(self) -> float | None:
         """When a ``Tick`` is due: the earliest deadline of a live request."""
-        return min((record.due_at for record in self._live.values()), default=None)
+        return min((record.deadline_at for record in self._live.values()), default=None)
 
     def uid_of_key(self, key: str) -> str | None:
         """The request that was accepted under this idempotency key, if it is still known."""
@@ -260,7 +246,6 @@ class RequestTable:
             assert uid == status.uid
             assert status.state.is_final == (uid in self._ended)
             assert status.state.is_final == (status.finished_at is not None)
-            assert record.ending is None or not status.state.is_final
             events = record.log.after(-1)
             finals = [event for event in events if event.kind in FINAL_KINDS.values()]
             assert len(finals) == status.state.is_final
@@ -280,14 +265,22 @@ class RequestTable:
 
     def _accept(self, event: Accepted, now: float) -> list[Effect]:
         record = self._add(event, RequestState.ACCEPTED, now)
-        return [record.publish(EventKind.ACCEPTED, now), *self._go_on(record, now)]
+        return [record.publish(EventKind.ACCEPTED, now), *self._go_on(record)]
 
     def _adopt(self, event: Adopted, now: float) -> list[Effect]:
         record = self._add(event.accepted, RequestState.RUNNING, event.accepted_at)
         # Beyond any number that the earlier owner's events had: no request has one each millisecond.
         record.log.next_sequence = 1000 + max(0, int((now - event.accepted_at) * 1000))
         record.progress.adopt(event.holdings, event.adoptions)
-        return [record.publish(EventKind.ACCEPTED, event.accepted_at), *self._go_on(record, now)]
+        told = record.publish(EventKind.ACCEPTED, event.accepted_at)
+        if event.adoptions >= self.owners_max:
+            error = NodeLost(
+                f"request {record.uid} has cost {event.adoptions} nodes that owned it, one after the other; "
+                "its input may kill nodes that work on it: submit it again if they died of something else",
+                uid=record.uid,
+            )
+            return [told, *self._fail(record, error.to_wire())]
+        return [told, *self._go_on(record)]
 
     def _add(self, accepted: Accepted, state: RequestState, accepted_at: float) -> OwnedRequest:
         uid = accepted.uid
@@ -308,25 +301,25 @@ class RequestTable:
             self._keys[accepted.key] = uid
         return record
 
-    def _go_on(self, record: OwnedRequest, now: float) -> list[Effect]:
+    def _go_on(self, record: OwnedRequest) -> list[Effect]:
         """Send what the request needs, or end it if that cannot be."""
         sendings = record.progress.advance()
         if isinstance(sendings, GivenUp):
-            return self._give_up(record, sendings, now)
+            return self._give_up(record, sendings)
         return list(sendings)
 
-    def _give_up(self, record: OwnedRequest, why: GivenUp, now: float) -> list[Effect]:
+    def _give_up(self, record: OwnedRequest, why: GivenUp) -> list[Effect]:
         uid = record.uid
         kind = StageFailed if why.is_poison else NodeLost
         advice = "the input kills the stage" if why.is_poison else "submit it again"
         error = kind(f"{why.stage} of request {uid}: {why.reason}; {advice}", uid=uid, stage=why.stage)
-        return self._fail(record, error.to_wire(), now, stage=why.stage)
+        return self._fail(record, error.to_wire(), stage=why.stage)
 
-    def _report(self, record: OwnedRequest, event: StageReported, now: float) -> list[Effect]:
+    def _report(self, record: OwnedRequest, event: StageReported) -> list[Effect]:
         told = self._note(record, event)
         if told is None:
             return []
-        return [told, *self._go_on(record, now)] if event.kind is EventKind.STAGE_FINISHED else [told]
+        return [told, *self._go_on(record)] if event.kind is EventKind.STAGE_FINISHED else [told]
 
     def _note(self, record: OwnedRequest, event: StageReported) -> Publish | None:
         """Take in what a stage said; None if that is no news."""
@@ -355,28 +348,21 @@ class RequestTable:
         self,
         record: OwnedRequest,
         error: Mapping[str, Any],
-        now: float,
         *,
         stage: str | None = None,
         node: str | None = None,
     ) -> list[Effect]:
-        return self._begin_end(record, RequestState.FAILED, error, now, stage=stage, node=node)
+        """Have the request end in an error: no stage is to work for it, whatever stands in the end."""
+        record.ending = Ending(error, stage, node)
+        return [KeepError(record.uid, record.workflow, error), StopStages(record.uid, error)]
 
-    def _begin_end(
-        self,
-        record: OwnedRequest,
-        state: RequestState,
-        error: Mapping[str, Any],
-        now: float,
-        *,
-        stage: str | None = None,
-        node: str | None = None,
-    ) -> list[Effect]:
-        record.ending = Ending(state, error, stage, node, now + self.end_seconds)
-        return [StoreEnd(record.uid, record.workflow, error), StopStages(record.uid, error)]
-
-    def _end_as(self, record: OwnedRequest, ending: Ending, now: float) -> list[Effect]:
-        return self._end(record, ending.state, ending.error, now, stage=ending.stage, node=ending.node)
+    def _conclude(self, record: OwnedRequest, ending: Ending, stands: EndStands, now: float) -> list[Effect]:
+        """The request has ended, in what stands."""
+        if stands.error is None:
+            arrived = ResultArrived(record.uid, stands.result_bytes, stands.content_type)
+            return self._finish(record, arrived, now)
+        state = state_of(stands.error)
+        return self._end(record, state, stands.error, now, stage=ending.stage, node=ending.node)
 
     def _end(
         self,
@@ -391,37 +377,35 @@ class RequestTable:
     ) -> list[Effect]:
         assert state.is_final
         record.state, record.finished_at, record.error = state, now, error
-        record.ending = None
         final = record.publish(FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {})
         effects: list[Effect] = [final, Settled(record.uid, record.workflow, state)]
-        if error is None:
+        if record.ending is None:
             effects.append(ReleaseRetained(record.uid, frozenset(record.progress.node_ids())))
         self._ended[record.uid] = self._live.pop(record.uid)
         self._ended_bytes += record.held_bytes
         self._forget(now)
         return effects
 
-    def _lose(self, node_ids: frozenset[str], now: float) -> list[Effect]:
+    def _lose(self, node_ids: frozenset[str]) -> list[Effect]:
         for node_id in node_ids:
             self._dead[node_id] = None
         while len(self._dead) > _DEAD_MAX:
             self._dead.popitem(last=False)
         effects: list[Effect] = []
-        for record in [each for each in self._live.values() if each.ending is None]:
+        for record in list(self._live.values()):
+            if record.ending is not None:
+                continue
             given_up = record.progress.lose_nodes(node_ids)
             if given_up is not None:
-                effects += self._give_up(record, given_up, now)
+                effects += self._give_up(record, given_up)
             else:
-                effects += self._go_on(record, now)
+                effects += self._go_on(record)
         return effects
 
     def _expire(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for record in list(self._live.values()):
-            if now < record.due_at:
-                continue
-            if record.ending is not None:
-                effects += self._end_as(record, record.ending, now)
+            if now < record.deadline_at or record.ending is not None:
                 continue
             open_stages = record.progress.open_stages()
             error = DeadlineExceeded(
@@ -430,7 +414,7 @@ class RequestTable:
                 uid=record.uid,
                 stages=open_stages,
             )
-            effects += self._fail(record, error.to_wire(), now)
+            effects += self._fail(record, error.to_wire())
         return effects
 
     def _forget(self, now: float) -> None:

@@ -73,6 +73,19 @@ class RequestBroke:
 
 
 @frozen
+class EndStands:
+    """What is stored of a request that was to end without a result, by whoever came first.
+
+    ``error`` is None if that is a result.
+    """
+
+    uid: str
+    error: Mapping[str, Any] | None
+    result_bytes: int = 0
+    content_type: str = ""
+
+
+@frozen
 class CancelAsked:
     """A client wants it stopped."""
 
@@ -124,27 +137,6 @@ class CheckpointMissing:
 
 
 @frozen
-class EndStored:
-    """How the request has ended is durable: as it was to, or otherwise since a store node knew that before.
-
-    ``failure`` is another error that stands, ``result_bytes`` and ``content_type`` tell of a result that
-    does; none of both: the error that was to be stored.
-    """
-
-    uid: str
-    failure: Mapping[str, Any] | None = None
-    result_bytes: int | None = None
-    content_type: str = ""
-
-
-@frozen
-class EndNotStored:
-    """No store node took the error that the request was to end in."""
-
-    uid: str
-
-
-@frozen
 class Tick:
     """Time has passed."""
 
@@ -158,10 +150,9 @@ Event: TypeAlias = (
     | OutputMissing
     | CheckpointFound
     | CheckpointMissing
-    | EndStored
-    | EndNotStored
     | ResultArrived
     | RequestBroke
+    | EndStands
     | CancelAsked
     | NodesDied
     | Tick
@@ -176,8 +167,8 @@ class Publish:
 
 
 @frozen
-class StoreEnd:
-    """Make the error that the request is to end in durable; then say ``EndStored`` or ``EndNotStored``."""
+class KeepError:
+    """Store that the request ends in this error, and say what stands then (``EndStands``)."""
 
     uid: str
     workflow: str
@@ -209,4 +200,4 @@ class Settled:
     state: RequestState
 
 
-Effect: TypeAlias = Publish | StoreEnd | StopStages | ReleaseRetained | Settled | Sending
+Effect: TypeAlias = Publish | KeepError | StopStages | ReleaseRetained | Settled | Sending

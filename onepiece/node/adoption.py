@@ -56,6 +56,7 @@ class Adopter:
         env: Environment,
         *,
         table: RequestTable,
+        is_over: Callable[[str], bool],
         records: RecordKeeper,
         results: ResultReader,
         calls: Calls,
@@ -64,6 +65,7 @@ class Adopter:
     ) -> None:
         self._env = env
         self._table = table
+        self._is_over = is_over
         self._records = records
         self._results = results
         self._calls = calls
@@ -107,27 +109,27 @@ class Adopter:
 
     async def _scan(self) -> None:
         proxies = {node.node_id: node for node in self._env.routes.table.nodes if "proxy" in node.roles}
-        if self._env.node_id not in proxies:
-            return
+        if self._env.node_id not in proxies or self._env.routes.are_new:
+            return  # a store node that knows how a request ended may still be joining
         living = frozenset({node.life for node in proxies.values()} | {self._env.identity.life})
         found = await self._records.orphans(sorted(living))
         mine = {uid: record for uid, record in found.items() if rendezvous(uid, proxies) == self._env.node_id}
-        chosen = [record for uid, record in mine.items() if uid in self._suspected]
+        chosen = {uid: record for uid, record in mine.items() if uid in self._suspected}
         self._suspected = frozenset(mine)
-        for orphan in chosen:
-            if self._knows(orphan.uid) and self._table.status(orphan.uid).state.is_final:
+        for orphan in chosen.values():
+            if self._knows(orphan.uid) and self._is_over(orphan.uid):
                 self._records.drop_everywhere(orphan.uid)  # a store node was away when it ended here
         for uid in list(self._doubtful):
             record = await self._doubted(uid, living)
             if record is not None:
-                chosen.append(record)
+                chosen[uid] = record
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def adopt(record: RequestRecord) -> None:
             async with room:
                 await self._adopt(record)
 
-        await asyncio.gather(*(adopt(record) for record in chosen if self._is_usable(record)))
+        await asyncio.gather(*(adopt(record) for record in chosen.values() if self._is_usable(record)))
 
     def _is_usable(self, record: RequestRecord) -> bool:
         return record.workflow in self._env.routes.graphs and not self._knows(record.uid)
@@ -155,7 +157,9 @@ class Adopter:
             record,
             owner=self._env.control_address,
             owner_life=life,
-            adoptions=record.adoptions + 1,
+            # An attempt that did not get to its end is tried again under the same number: what is counted
+            # is owners that a request has cost.
+            adoptions=record.adoptions + (record.owner_life != life),
         )
         self._held_back[uid] = []
         try:

@@ -46,7 +46,7 @@ from onepiece.node.proxy import ProxyOptions, build_app
 from onepiece.node.proxy_service import ProxyService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.node.retain_service import RetainService
-from onepiece.node.state_directory import open_state_directory
+from onepiece.node.state_directory import next_incarnation, open_state_directory
 from onepiece.node.stopping import StopSignal, watch_signals
 from onepiece.node.store_service import StoreService
 from onepiece.runtime.checkpoints import Checkpoints
@@ -96,16 +96,16 @@ class Node:
         await self.draining.finish()
 
 
-def make_info(options: NodeOptions, address: str, http: str | None, parts: NodeParts) -> NodeInfo:
+def make_info(options: NodeOptions, address: str, incarnation: int, parts: NodeParts) -> NodeInfo:
     """Who this node is, for the first of its incarnations."""
     devices: tuple[Device, ...] = ()
     if "worker" in options.roles:
         devices = tuple(parse_device(text) for text in options.devices) or discover_devices()
     return NodeInfo(
         node_id=options.name or new_node_name(parts.host_name(), parts.rng),
-        incarnation=int(parts.now() * 1000),
+        incarnation=incarnation,
         address=address,
-        http=http,
+        http=None,
         roles=tuple(sorted(options.roles)),
         devices=devices,
         process_id=parts.process_id,
@@ -138,7 +138,8 @@ async def open_node(
         state_dir = stack.enter_context(open_state_directory(options.state_dir))
         listener = await stack.enter_async_context(transport.listen(options.listen, wire))
         address = advertised(listener.address, options.advertise, options.join)
-        info = make_info(options, str(address), None, parts)
+        incarnation = next_incarnation(state_dir, _moment(parts))
+        info = make_info(options, str(address), incarnation, parts)
         node = await _compose(options, wire, listener, info, state_dir, stop, parts, stack)
         if options.ready_file is not None:
             _write_ready_file(options.ready_file, node)
@@ -167,7 +168,7 @@ async def _compose(
         for device in info.devices
     ]
     stores = await open_stores(options, state_dir, parts, stack)
-    tasks = await stack.enter_async_context(_cancelled_at_exit(devices))
+    tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()
     env = Environment(
         identity=identity,
@@ -193,7 +194,11 @@ async def _compose(
     if proxy is not None:
         http_port = await stack.enter_async_context(_serve_http(options, proxy, parts))
         info = evolve(info, http=_http_url(options.http, http_port, env.address))
-    member = _make_member(options, info, env, imports, proxy, stop)
+
+    def next_life(at_least: int) -> int:
+        return next_incarnation(state_dir, max(at_least, _moment(parts)))
+
+    member = _make_member(options, info, env, imports, proxy, stop, next_life)
     wake.target = member.wake
     member.attach(control, host)
     if "manager" in options.roles:
@@ -241,7 +246,8 @@ def _start_host(
 
     def owners() -> dict[str, str]:
         of_checkpoints = kept.owners() if kept is not None else {}
-        return of_checkpoints | env.retainer.owners() | (host.owners() if host is not None else {})
+        of_actors = host.owners() if host is not None else {}
+        return {**of_checkpoints, **env.owners, **env.retainer.owners(), **of_actors}
 
     leftovers = Leftovers(env, owners)
     tasks.create_task(leftovers.look(), name="leftovers")
@@ -293,6 +299,7 @@ def _make_member(
     imports: WorkflowImports,
     proxy: ProxyService | None,
     stop: StopSignal,
+    next_life: Callable[[int], int],
 ) -> Member:
     def on_new_life() -> None:
         env.retainer.release_all()
@@ -312,8 +319,13 @@ def _make_member(
         on_nodes_died=proxy.owner.nodes_died if proxy is not None else lambda _: None,
         on_new_life=on_new_life,
         on_must_stop=stop.order,
-        now=env.now,
+        next_incarnation=next_life,
     )
+
+
+def _moment(parts: NodeParts) -> int:
+    """Now, as incarnations count it: in milliseconds."""
+    return int(parts.now() * 1000)
 
 
 def _make_retainer(options: NodeOptions, spill: ResultStore | None, tasks: asyncio.TaskGroup) -> Retainer:
@@ -334,14 +346,22 @@ class _Wake:
 
 
 @contextlib.asynccontextmanager
-async def _cancelled_at_exit(devices: Sequence[DeviceThreads]) -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose tasks end with the context; they wait for a device's threads for a bounded time."""
+async def _cancelled_at_exit(
+    devices: Sequence[DeviceThreads], before: Callable[[], None]
+) -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group whose tasks end with the context; they wait for a device's threads for a bounded time.
+
+    Args:
+        devices: Those with threads.
+        before: Called just before the tasks are ended: from then on none can be started.
+    """
     abandon: list[asyncio.TimerHandle] = []
     try:
         async with asyncio.TaskGroup() as tasks:
             try:
                 yield tasks
             finally:
+                before()
                 loop = asyncio.get_running_loop()
                 abandon += [loop.call_later(_CLOSE_SECONDS, device.abandon) for device in devices]
                 for task in list(tasks._tasks):  # noqa: SLF001 - the standard library offers no cancel_all

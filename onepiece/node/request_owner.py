@@ -6,12 +6,13 @@ died, ``Misdirected`` passes on what others own.
 """
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from attrs import define, evolve, field, frozen
 
-from onepiece.codec import CodecError, decode_control
+from onepiece.codec import CodecError
 from onepiece.core.admission import RequestBudget
 from onepiece.core.request import RequestTable
 from onepiece.core.request_events import (
@@ -21,6 +22,7 @@ from onepiece.core.request_events import (
     Effect,
     Event,
     Headed,
+    KeepError,
     NodesDied,
     OutputMissing,
     Publish,
@@ -31,14 +33,12 @@ from onepiece.core.request_events import (
     StageLost,
     StageReported,
     StopStages,
-    StoreEnd,
     Tick,
 )
 from onepiece.core.request_record import Holding, Plan, Resend, RestoreCheckpoint, Sending, SendInputs
 from onepiece.errors import NotReady, OnePieceError, Overloaded
 from onepiece.graph import FromStage, WorkflowGraph
 from onepiece.limits import (
-    END_SECONDS,
     EVENTS_BYTES_PER_REQUEST_MAX,
     EVENTS_PER_REQUEST_MAX,
     FOLLOWERS_PER_REQUEST_MAX,
@@ -65,11 +65,12 @@ from onepiece.messages import (
 from onepiece.node.adoption import Adopter
 from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
-from onepiece.node.end_keeper import EndKeeper
+from onepiece.node.error_keeper import ErrorKeeper
 from onepiece.node.misdirected import Misdirected
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.restorer import Restorer
 from onepiece.node.result_reader import ResultReader
+from onepiece.node.stage_reports import decode_report, told_apart
 from onepiece.record_messages import RequestRecord, RequestsHeld
 from onepiece.requests import EventKind, RequestEvent, RequestStatus
 from onepiece.runtime.environment import Environment
@@ -78,6 +79,7 @@ from onepiece.runtime.result_targets import input_targets
 
 _TICK_SECONDS: Final = 0.25
 _STALL_SECONDS: Final = 1.5
+_CANCEL_SECONDS: Final = 5.0
 
 
 @define(eq=False)
@@ -123,17 +125,19 @@ class RequestOwner:
             events_max=EVENTS_PER_REQUEST_MAX,
             events_bytes_max=EVENTS_BYTES_PER_REQUEST_MAX,
             keep_seconds=RECORD_KEEP_SECONDS,
-            end_seconds=END_SECONDS,
         )
         self._owned: dict[str, _Owned] = {}
         self._followers: dict[str, set[_Follower]] = {}
         self._settled = asyncio.Event()
-        self._ends = EndKeeper(env, tasks, calls=calls, results=results, handle=self._handle)
         self._restorer = Restorer(env, tasks, calls, self._handle)
+        self._errors = ErrorKeeper(env, calls, records)
+        self._unstored: dict[str, KeepError] = {}
+        """Errors that have been told and that no store node has taken yet."""
         self._misdirected = Misdirected(env, tasks, records)
         self.adopter = Adopter(
             env,
             table=self._table,
+            is_over=self.is_over,
             records=records,
             results=results,
             calls=calls,
@@ -155,7 +159,7 @@ class RequestOwner:
         control.on(StageReports, self._on_reports)
         for kind in self._handlers:
             control.on(kind, self._on_message)
-        self._calls.answered_by(control, RequestsHeld, *self._restorer.answers, *self._ends.answers)
+        self._calls.answered_by(control, RequestsHeld, *self._restorer.answers)
 
     async def tick(self) -> None:
         """End what is past its deadline, until cancelled.
@@ -179,6 +183,13 @@ class RequestOwner:
         """The records, to be read."""
         return self._table
 
+    def is_over(self, uid: str) -> bool:
+        """Whether a request has ended, and a store node has how; raises ``UnknownRequest``.
+
+        Until then its record is needed: if this node dies, another proxy goes on from there.
+        """
+        return self._table.state(uid).is_final and uid not in self._unstored
+
     def nodes_died(self, lives: frozenset[str]) -> None:
         """Go on with what these nodes held, from what is retained elsewhere."""
         self._handle(NodesDied(lives))
@@ -189,8 +200,8 @@ class RequestOwner:
         for uid in self._table.live_uids():
             self._budget.give_back(uid)
         self._table.disown()
-        self._settled.set()
         self._owned.clear()
+        self._settled.set()
         self.adopter.forget()
         for followers in self._followers.values():
             for follower in followers:
@@ -225,6 +236,8 @@ class RequestOwner:
                 )
             self._own(graph, record, inputs)
             self._handle(_accepted(graph, record))
+        else:  # store nodes that could not reach each other let two requests have the key: this one runs, too
+            self.adopter.doubt(record.uid)
         return uid
 
     def _adopt(
@@ -264,16 +277,21 @@ class RequestOwner:
         return joins
 
     async def cancel(self, uid: str) -> RequestStatus:
-        """Cancel, and wait until the request has ended so, or otherwise; no error if it had before.
-
-        Cancelled: it ends all the same.
-        """
+        """Cancel, and wait for a moment until it has ended so; no error if the request has ended."""
         self._table.status(uid)
         self._handle(CancelAsked(uid))
+        try:
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await self._settled_one(uid)
+        except TimeoutError:
+            pass  # no stage works for it any more; its end is told when a store node has it
+        return self._table.status(uid)
+
+    async def _settled_one(self, uid: str) -> None:
+        """Wait until a request is not live here any more."""
         while self._table.is_live(uid):
             self._settled.clear()
             await self._settled.wait()
-        return self._table.status(uid)
 
     async def events(self, uid: str, after: int) -> AsyncGenerator[RequestEvent, None]:
         """Events with ``sequence > after`` as they come; ends behind the final one."""
@@ -305,7 +323,7 @@ class RequestOwner:
         for uid, body in message.reports:
             if self._table.is_known(uid) and not self._table.is_live(uid):
                 continue  # it ended before this could be told
-            report = _decode_report(uid, body)
+            report = decode_report(uid, body)
             if report is not None:
                 self._on_message(report)
 
@@ -318,7 +336,7 @@ class RequestOwner:
             self._misdirected.pass_on(uid, message)
 
     def _on_report(self, report: StageReport) -> None:
-        for each in _told_apart(report):
+        for each in told_apart(report):
             self._handle(each)
 
     def _on_progress(self, progress: StageProgress) -> None:
@@ -350,10 +368,8 @@ class RequestOwner:
 
     def _on_stored(self, stored: ResultStored) -> None:
         self._results.note(stored.uid, stored.node_id)
-        trail = [_decode_report(stored.uid, body) for body in stored.trail.values()]
-        reports = [
-            each for report in trail if isinstance(report, StageReport) for each in _told_apart(report)
-        ]
+        trail = [decode_report(stored.uid, body) for body in stored.trail.values()]
+        reports = [each for report in trail if isinstance(report, StageReport) for each in told_apart(report)]
         self._handle(ResultArrived(stored.uid, stored.result_bytes, stored.content_type, tuple(reports)))
 
     # --- carrying out --------------------------------------------------------------------------
@@ -385,19 +401,34 @@ class RequestOwner:
                 self._budget.give_back(uid)
                 owned = self._owned.pop(uid, None)
                 if owned is not None:
-                    if any(spec.checkpoint for spec in owned.graph.stages.values()):
-                        self._records.drop_everywhere(uid)  # checkpoints may be on any store node
-                    else:
-                        self._records.drop(uid, owned.record.key)
+                    if uid not in self._unstored:
+                        if any(spec.checkpoint for spec in owned.graph.stages.values()):
+                            self._records.drop_everywhere(uid)  # checkpoints may be on any store node
+                        else:
+                            self._records.drop(uid, owned.record.key)
                     if owned.record.adoptions:  # every node was told who owns it
                         self._broadcast(ReleaseRequests((uid,)))
                 self._settled.set()
-            case StoreEnd():
-                self._ends.keep(effect)
+            case KeepError(uid):
+                self._tasks.create_task(self._keep_error(effect), name=f"end {uid}")
             case StopStages(uid, reason):
                 self._broadcast(StopRequest(uid, reason))
             case ReleaseRetained(uid, lives):
                 self._release(uid, lives)
+
+    async def _keep_error(self, wanted: KeepError) -> None:
+        """An error is stored as a result is, so that every proxy can tell it, and tells the same."""
+        life, uid = self._env.identity.life, wanted.uid
+        kept = await self._errors.keep(wanted)
+        if life != self._env.identity.life:
+            return  # others own it, and find what is stored
+        if not kept.is_stored:
+            self._unstored[uid] = wanted
+        self._handle(kept.stands)
+        if not kept.is_stored:
+            await self._errors.keep_late(wanted)
+            if self._unstored.pop(uid, None) is wanted:
+                self._records.drop_everywhere(uid)
 
     def _broadcast(self, message: object) -> None:
         for node in self._env.routes.table.nodes:
@@ -414,12 +445,15 @@ class RequestOwner:
         if owned is None:
             return  # it has ended meanwhile
 
+        is_wanted = functools.partial(self._table.is_live, uid)
+
         async def send() -> None:
             targets = dict(input_targets(owned.graph, owned.header))
             letters = {}
             for sending in sendings:
                 target = targets[sending.target]
-                letters[sending.target] = Letter(target, target.pack(owned.inputs).parts, sending.attempt)
+                parts = target.pack(owned.inputs).parts
+                letters[sending.target] = Letter(target, parts, sending.attempt, is_wanted=is_wanted)
             self._handle(Headed(uid, await self._deliver.deliver(letters)))
 
         self._tasks.create_task(self._or_break(uid, send()), name=f"inputs {uid}")
@@ -440,35 +474,6 @@ class RequestOwner:
         else:  # it has gone, and so has what it retained
             loop = asyncio.get_running_loop()
             loop.call_soon(self._handle, OutputMissing(sending.uid, sending.source, sending.target))
-
-
-def _decode_report(uid: str, body: bytes) -> StageReport | StageProgress | None:
-    try:
-        report = decode_control(body)
-    except CodecError as error:
-        get_logger().warning("report_refused", uid=uid, error=error.message)
-        return None
-    return report if isinstance(report, StageReport | StageProgress) else None
-
-
-def _told_apart(report: StageReport) -> list[StageReported]:
-    """The moments that a report tells of; the table leaves out what it knows already."""
-    moments = (
-        (EventKind.QUEUED, report.queued_at),
-        (EventKind.STAGE_STARTED, report.started_at),
-        (EventKind.STAGE_FINISHED, report.finished_at),
-    )
-    told = []
-    for kind, at in moments:
-        if at is not None:
-            is_end = kind is EventKind.STAGE_FINISHED
-            detail, heading = (report.detail, report.heading) if is_end else ({}, {})
-            told.append(
-                StageReported(
-                    report.uid, kind, report.stage, report.node_id, report.life, at, detail, heading
-                )
-            )
-    return told
 
 
 def _accepted(graph: WorkflowGraph, record: RequestRecord) -> Accepted:

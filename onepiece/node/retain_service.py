@@ -1,6 +1,7 @@
 """What other nodes ask of this one about outputs it retains, and about requests it works on."""
 
 import asyncio
+import functools
 from collections.abc import Callable
 
 from onepiece.checkpoint_messages import CheckpointKept
@@ -69,12 +70,15 @@ class RetainService:
         self._tasks.create_task(self._resend(ask), name=f"resend {ask.uid}")
 
     async def _resend(self, ask: ResendOutput) -> None:
-        output = await self._env.retainer.fetch(OutputKey(ask.uid, ask.source, ask.target))
+        key = OutputKey(ask.uid, ask.source, ask.target)
+        output = await self._env.retainer.fetch(key)
         if output is None:
             self._env.outbox.post(ask.owner, OutputNotHeld(ask.uid, ask.source, ask.target))
             return
         try:
-            life = await self._deliver.send(Letter(output.target, output.parts, ask.attempt))
+            is_wanted = functools.partial(self._env.retainer.holds, key)
+            letter = Letter(output.target, output.parts, ask.attempt, is_wanted=is_wanted)
+            life = await self._deliver.send(letter)
         except OnePieceError as error:
             errored = RequestErrored(ask.uid, ask.target, self._env.node_id, error.to_wire())
             self._env.outbox.post(ask.owner, errored)

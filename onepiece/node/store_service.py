@@ -20,7 +20,6 @@ from onepiece.messages import (
     STORE_REGION,
     Consumed,
     DescribeResult,
-    FailureStored,
     PurgeResult,
     ReadResult,
     RequestErrored,
@@ -41,7 +40,7 @@ from transports import Bytes, Delivery, Geometry, Receiver
 _EXPIRE_SECONDS: Final = 5.0
 _SLOTS: Final = 1024
 _WORKFLOW: Final = "workflow"
-"""What an error's record says beside the error."""
+"""What is stored of a request beside its result or error."""
 
 
 class StoreService:
@@ -131,7 +130,7 @@ class StoreService:
                 header.uid,
                 [value],
                 content_type=header.content_type,
-                meta={"workflow": header.workflow},
+                meta={_WORKFLOW: header.workflow},
                 now=self._env.now(),
             )
             if outcome is PutOutcome.ALREADY:
@@ -161,35 +160,28 @@ class StoreService:
         )
 
     async def _store_failure(self, failure: StoreFailure) -> None:
-        call, node_id = failure.call, self._env.node_id
         try:
             wire = {**failure.error, _WORKFLOW: failure.workflow}
             outcome = await self._store.put_error(failure.uid, wire, now=self._env.now())
-            if outcome is PutOutcome.STORED:
-                self._copies.stored(failure.uid)
-                answer = FailureStored(call, node_id)
-            else:
-                record = await self._store.meta(failure.uid)
-                if record.kind is RecordKind.ERROR:
-                    answer = FailureStored(call, node_id, failure=_failure_of(record))
-                else:
-                    content_type, length = record.content_type, record.total_bytes
-                    answer = FailureStored(call, node_id, result_bytes=length, content_type=content_type)
         except Exception as error:  # noqa: BLE001 - whatever it is, the owner must hear of it
             get_logger().warning("failure_not_stored", request=failure.uid, error=str(error))
-            answer = FailureStored(call, node_id, error=self._wire_of(error))
-        self._env.outbox.post(failure.reply_to, answer)
+            answer = ResultDescribed(failure.call, error=self._wire_of(error))
+            self._env.outbox.post(failure.reply_to, answer)
+            return
+        if outcome is PutOutcome.STORED:
+            self._copies.stored(failure.uid)
+        await self._describe(failure)
 
-    async def _describe(self, ask: DescribeResult) -> None:
+    async def _describe(self, ask: DescribeResult | StoreFailure) -> None:
         try:
             record = await self._store.meta(ask.uid)
             answer = ResultDescribed(
                 ask.call,
-                str(record.meta.get("workflow", "")),
+                str(record.meta.get(_WORKFLOW, "")),
                 record.stored_at,
                 record.total_bytes,
                 record.content_type,
-                record.meta if record.kind is RecordKind.ERROR else None,
+                _failure_of(record) if record.kind is RecordKind.ERROR else None,
             )
         except OnePieceError as error:
             answer = ResultDescribed(ask.call, error=error.to_wire())
@@ -223,7 +215,7 @@ class StoreService:
 
 
 def _failure_of(record: StoredRecord) -> dict[str, Any]:
-    """The error as its request's owner put it."""
+    """The error as its request's owner put it: whoever asks the owner, or a store node, is told the same."""
     return {name: value for name, value in record.meta.items() if name != _WORKFLOW}
 
 

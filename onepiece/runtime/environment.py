@@ -73,6 +73,11 @@ class Routes:
             **dict.fromkeys(present),
         }
 
+    @property
+    def are_new(self) -> bool:
+        """Nodes of the set may still be joining a manager that has started with this node, or since."""
+        return self._first_at is None or self._clock() < self._first_at + STORES_RETURN_SECONDS
+
     def why_unsure(self) -> str | None:
         """Why something may be stored though no store node that is there knows it; None if it is not.
 
@@ -80,7 +85,7 @@ class Routes:
         know yet which are away.
         """
         now = self._clock()
-        if self._first_at is None or now < self._first_at + STORES_RETURN_SECONDS:
+        if self.are_new:
             return "this node has just started, and store nodes may still be joining"
         away = {name: now - at for name, at in self._stores_left_at.items() if at is not None}
         for name, seconds in sorted(away.items()):

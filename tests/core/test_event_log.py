@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from onepiece.core.event_log import LOSSY, EventLog, size_of
 from onepiece.core.request import RequestTable
-from onepiece.core.request_events import Accepted, CancelAsked, EndStored, StageReported
+from onepiece.core.request_events import Accepted, CancelAsked, EndStands, StageReported
 from onepiece.core.request_record import INPUTS, Plan
 from onepiece.requests import EventKind
 
@@ -53,7 +53,6 @@ def test_ended_records_are_bounded_by_their_bytes() -> None:
         events_max=100,
         events_bytes_max=100_000,
         keep_seconds=1e9,
-        end_seconds=1.0,
     )
     for number in range(40):
         uid = f"r{number}"
@@ -61,7 +60,7 @@ def test_ended_records_are_bounded_by_their_bytes() -> None:
         preview = {"preview": b"x" * 50_000}
         table.handle(StageReported(uid, EventKind.PREVIEW, "draw", "n1", "n1", 1.0, preview), 1.0)
         table.handle(CancelAsked(uid), 2.0)
-        table.handle(EndStored(uid), 2.0)
+        table.handle(EndStands(uid, {"error": "RequestCancelled"}), 2.0)
         table.check_invariants()
     assert table.is_known("r39")
     assert not table.is_known("r0")

@@ -179,7 +179,7 @@ def test_unretained_edge_ends_in_a_loss_that_is_named() -> None:
 
 
 def test_poison_takes_two_nodes_and_no_third() -> None:
-    """A stage that has killed two nodes is not given a third."""
+    """A stage that has killed two nodes is not given a third (fault 21)."""
     progress = progress_of(CHAIN, lives_max=2)
     progress.advance()
     progress.report("a", EventKind.STAGE_STARTED, "n1")
