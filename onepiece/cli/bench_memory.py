@@ -21,14 +21,12 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import asdict, define, frozen
-from rich.console import Console
-from rich.table import Table
 
 import onepiece
 from onepiece.cli.bench_stages import through_loop
@@ -38,8 +36,10 @@ from onepiece.limits import RECORDS_MAX
 from onepiece.log import configure
 
 _WORKFLOW: Final = "onepiece.cli.bench_stages:through_loop"
-_REQUESTS: Final = 3 * RECORDS_MAX
+_REQUESTS: Final = 2 * RECORDS_MAX
 _INBOX_BYTES: Final = 1 << 20
+_WIDTH: Final = 11
+_TITLES: Final = ("requests", "seconds", "anonymous", "file", "shared", "on disk")
 _START_SECONDS: Final = 60.0
 _REQUEST_SECONDS: Final = 60.0
 _KINDS: Final = {"anonymous": "RssAnon", "file": "RssFile", "shared": "RssShmem"}
@@ -98,6 +98,7 @@ async def measure(
     payload_bytes: int,
     inbox_bytes: int,
     samples: int,
+    tell: Callable[[Sample], None],
 ) -> tuple[list[Sample], Load]:
     """Run the load against a node of its own, and sample that.
 
@@ -108,6 +109,7 @@ async def measure(
         payload_bytes: What each passes through the stages.
         inbox_bytes: The payload ring of each of the node's inboxes.
         samples: How many to take, evenly.
+        tell: Called with each as it is taken.
 
     Raises:
         RuntimeError: The node did not start, or has ended.
@@ -119,6 +121,7 @@ async def measure(
             status = read_status(Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8"))
             seconds = time.monotonic() - started
             found.append(Sample(requests=load.ended, seconds=seconds, disk=_occupied(directory), **status))
+            tell(found[-1])
 
         async with onepiece.connect(url) as client:
             every = max(1, requests // samples)
@@ -199,17 +202,11 @@ def _occupied(directory: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
 
 
-def table_of(samples: Sequence[Sample]) -> Table:
-    """One line per sample, in MiB."""
-    table = Table(title="a node's resident memory, MiB")
-    for title in ("requests", "seconds", "anonymous", "file", "shared", "on disk"):
-        table.add_column(title, justify="right")
-    for each in samples:
-        sizes = (each.anonymous, each.file, each.shared, each.disk)
-        table.add_row(
-            str(each.requests), f"{each.seconds:.0f}", *(f"{size / (1 << 20):.1f}" for size in sizes)
-        )
-    return table
+def line_of(sample: Sample) -> str:
+    """One sample, sizes in MiB."""
+    sizes = (sample.anonymous, sample.file, sample.shared, sample.disk)
+    numbers = [f"{sample.requests}", f"{sample.seconds:.0f}", *(f"{size / (1 << 20):.1f}" for size in sizes)]
+    return "".join(number.rjust(_WIDTH) for number in numbers)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -233,6 +230,14 @@ def run(argv: list[str]) -> int:
     """Measure and print; the exit status is 1 if a request failed."""
     options = parser().parse_args(argv)
     configure(level="warning")
+
+    def tell(sample: Sample) -> None:
+        if not options.json:
+            print(line_of(sample), flush=True)
+
+    if not options.json:
+        print(f"{platform.machine()}, Python {platform.python_version()}; sizes in MiB")
+        print("".join(title.rjust(_WIDTH) for title in _TITLES))
     samples, load = asyncio.run(
         measure(
             options.requests,
@@ -241,18 +246,14 @@ def run(argv: list[str]) -> int:
             payload_bytes=options.payload_bytes,
             inbox_bytes=options.inbox_bytes,
             samples=options.samples,
+            tell=tell,
         )
     )
     found: dict[str, Any] = {**asdict(load), "slope_bytes_per_request": round(slope(samples), 1)}
     if options.json:
         print(json.dumps({**found, "samples": [asdict(sample) for sample in samples]}, indent=2))
     else:
-        console = Console()
-        console.print(
-            f"{platform.machine()}, Python {platform.python_version()}, {options.in_flight} in flight"
-        )
-        console.print(table_of(samples))
-        console.print(", ".join(f"{name}: {value}" for name, value in found.items()))
+        print(", ".join(f"{name}: {value}" for name, value in found.items()))
     return 1 if load.failed else 0
 
 

@@ -70,9 +70,9 @@ class CheckpointService:
 
     def _release(self, uids: tuple[str, ...]) -> None:
         for uid in uids:
-            self._tasks.create_task(
-                self.store.release(uid, self._env.now()), name=f"release checkpoints of {uid}"
-            )
+            if self.store.end(uid):
+                release = self.store.release(uid, self._env.now())
+                self._tasks.create_task(release, name=f"checkpoints of {uid}")
 
     def _on_restore(self, ask: RestoreOutput) -> None:
         is_held = self.store.holds(ask.uid, ask.source, ask.target)

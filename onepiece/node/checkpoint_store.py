@@ -120,11 +120,16 @@ class CheckpointStore:
 
     async def release(self, uid: str, now: float) -> None:
         """The request has ended: nothing of it is kept, or taken any more."""
+        if self.end(uid):
+            await self._purge(uid, now)
+
+    def end(self, uid: str) -> bool:
+        """Take nothing more of a request; true if something is here that is to be released."""
         self._ended[uid] = None
         self._ended.move_to_end(uid)
         if len(self._ended) > STOPPED_UIDS_MAX:
             self._ended.popitem(last=False)
-        await self._purge(uid, now)
+        return uid in self._held
 
     async def expire(self, now: float) -> None:
         """Drop what is out of time."""
