@@ -13,8 +13,8 @@ from tests.node import waiting_stages
 from tests.node.in_process import open_nodes
 from tests.node.proxy_set import until
 
-CLIENTS: Final = 8
-TRIES: Final = 6
+CLIENTS: Final = 6
+TRIES: Final = 4
 
 
 @asynccontextmanager
