@@ -26,7 +26,7 @@ from onepiece.runtime.environment import Environment
 _STORE_SECONDS: Final = 3.0
 _AGAIN_SECONDS: Final = 1.0
 _ASKS_MIN: Final = int(DELIVERY_PATIENCE_SECONDS / (_STORE_SECONDS + _AGAIN_SECONDS))
-"""How often holders are asked before patience ends: a process that stood still has waited, and asked nobody."""
+"""How often holders are asked before patience ends: a process that stood still waited, and asked nobody."""
 
 
 @frozen
@@ -50,8 +50,8 @@ class ErrorKeeper:
 
         Waits until every holder has answered, for ``DELIVERY_PATIENCE_SECONDS``: no client waits for ever for
         holders that are gone, or out of reach but not for the manager. Then one is enough. Where none
-        has taken it by then, or all refuse at once, as their disks are full, the error stands though it is stored
-        nowhere.
+        has taken it by then, or all refuse at once, as their disks are full, the error stands though it is
+        stored nowhere.
         """
         loop = asyncio.get_running_loop()
         patient_until = loop.time() + DELIVERY_PATIENCE_SECONDS
