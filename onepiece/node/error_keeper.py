@@ -26,7 +26,7 @@ from onepiece.runtime.environment import Environment
 _STORE_SECONDS: Final = 3.0
 _AGAIN_SECONDS: Final = 1.0
 _ASKS_MIN: Final = int(DELIVERY_PATIENCE_SECONDS / (_STORE_SECONDS + _AGAIN_SECONDS))
-"""How often holders are asked before patience ends: a process that stood still has waited, and asked nobody."""
+"""How often holders are asked before patience ends: who stood still has waited, and has asked nobody."""
 
 
 @frozen
@@ -48,10 +48,10 @@ class ErrorKeeper:
     async def keep(self, wanted: KeepError) -> Kept:
         """Store an error; returns what stands then.
 
-        Waits until every holder has answered, for ``DELIVERY_PATIENCE_SECONDS``: no client waits for ever for
-        holders that are gone, or out of reach but not for the manager. Then one is enough. Where none
-        has taken it by then, or all refuse at once, as their disks are full, the error stands though it is stored
-        nowhere.
+        Waits until every holder has answered, but not longer than ``DELIVERY_PATIENCE_SECONDS``: no client is
+        to wait for ever for holders that are gone, or out of reach but not for the manager. Then one is
+        enough. Where none has taken it by then, or all refuse, as their disks are full, the error stands though
+        it is stored nowhere.
         """
         loop = asyncio.get_running_loop()
         patient_until = loop.time() + DELIVERY_PATIENCE_SECONDS
@@ -68,13 +68,11 @@ class ErrorKeeper:
                     await changed.wait()
         if stored:
             return Kept(_first(wanted.uid, stored), is_stored=True)
-        get_logger().warning(
-            "error_told_unstored", request=wanted.uid, error=str(wanted.error.get("message"))
-        )
+        get_logger().warning("error_told_unstored", request=wanted.uid)
         return Kept(EndStands(wanted.uid, wanted.error), is_stored=False)
 
     async def keep_late(self, wanted: KeepError) -> None:
-        """Store an error that no holder took, as soon as one does."""
+        """Store an error that no holder took, as soon as one does, unless something stands by then."""
         is_stored = False
         while not is_stored:
             await asyncio.sleep(_AGAIN_SECONDS)
@@ -112,4 +110,6 @@ def _is_gone(answer: ResultDescribed) -> bool:
 def _first(uid: str, stored: Sequence[ResultDescribed]) -> EndStands:
     """What came first; a tombstone comes before all else."""
     first = min(stored, key=lambda answer: (not _is_gone(answer), answer.stored_at))
-    return EndStands(uid, first.failure, first.result_bytes, first.content_type)
+    if first.failure is not None:
+        return EndStands(uid, first.failure)
+    return EndStands(uid, None, first.result_bytes, first.content_type)
