@@ -50,8 +50,8 @@ class ErrorKeeper:
 
         Waits until every holder has answered, but not longer than ``DELIVERY_PATIENCE_SECONDS``: no client is
         to wait for ever for holders that are gone, or out of reach but not for the manager. Then one is
-        enough. Where none has taken it by then, or all refuse, as their disks are full, the error stands though
-        it is stored nowhere.
+        enough. Where none has taken it by then, or all refuse, as their disks are full, the error stands
+        though it is stored nowhere.
         """
         loop = asyncio.get_running_loop()
         patient_until = loop.time() + DELIVERY_PATIENCE_SECONDS
