@@ -56,10 +56,10 @@ class ErrorKeeper:
     async def keep(self, wanted: KeepError) -> Kept:
         """Store an error, unless the request has ended already; returns how it has ended.
 
-        Waits until every holder has answered, for ``DELIVERY_PATIENCE_SECONDS``: no client waits for ever for
-        holders that are gone, or out of reach but not for the manager. Then one is enough. Where none
-        has taken it by then, or all refuse at once, as their disks are full, the error stands though it is
-        stored nowhere.
+        Waits until every holder has answered, but not longer than ``DELIVERY_PATIENCE_SECONDS``: no client is
+        to wait for ever for holders that are gone, or out of reach but not for the manager. Then one is
+        enough. Where none has taken it by then, or all refuse, as their disks are full, the error stands
+        though it is stored nowhere.
         """
         patience = self._patience()
         while True:
@@ -75,9 +75,7 @@ class ErrorKeeper:
                     await changed.wait()
         if stored:
             return await self._settle(wanted, _best(wanted.uid, stored))
-        get_logger().warning(
-            "error_told_unstored", request=wanted.uid, error=str(wanted.error.get("message"))
-        )
+        get_logger().warning("error_told_unstored", request=wanted.uid)
         return Kept(EndStands(wanted.uid, wanted.error), is_stored=False)
 
     async def _settle(self, wanted: KeepError, stands: EndStands) -> Kept:
@@ -105,7 +103,7 @@ class ErrorKeeper:
             yield asks < _ASKS_MIN or loop.time() < patient_until
 
     async def keep_late(self, wanted: KeepError) -> None:
-        """Store an error that no holder took, as soon as one does."""
+        """Store an error that no holder took, as soon as one does, unless something stands by then."""
         is_stored = False
         while not is_stored:
             await asyncio.sleep(_AGAIN_SECONDS)
@@ -150,7 +148,9 @@ def _is_gone(answer: ResultDescribed) -> bool:
 def _best(uid: str, stored: Sequence[ResultDescribed]) -> EndStands:
     """The best of what stands on the holders."""
     best = min(stored, key=lambda answer: _version(uid, answer).order)
-    return EndStands(uid, best.failure, best.result_bytes, best.content_type)
+    if best.failure is not None:
+        return EndStands(uid, best.failure)
+    return EndStands(uid, None, best.result_bytes, best.content_type)
 
 
 def _version(uid: str, answer: ResultDescribed) -> Version:
