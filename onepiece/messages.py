@@ -303,12 +303,14 @@ class ResultDescribed:
     content_type: str = ""
     failure: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
+    is_intent: bool = False
+    """``failure`` is what the request is to end in, and not its end yet."""
 
 
 @register
 @frozen
 class StoreFailure:
-    """A request is to end without a result: keep the error, unless something stands under its UID already.
+    """A request is to end in this error, unless something stands under its UID already; or it has ended so.
 
     Answered by a ``ResultDescribed`` with what stands, or with why nothing could be kept.
     """
@@ -318,6 +320,8 @@ class StoreFailure:
     uid: str
     workflow: str
     error: Mapping[str, Any]
+    is_settled: bool
+    """It has ended so."""
 
 
 @register

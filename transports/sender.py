@@ -48,7 +48,8 @@ from transports.operations import Bytes, Pause, PauseReason
 from transports.registry import transport_for
 from transports.ring.layout import BYTE_MAX
 from transports.sender_link import Link, Patience, Session
-from transports.sender_request import Begun, Request, Undelivered
+from transports.sender_request import Abandoned, Begun, Request, Undelivered
+from transports.sessions import Ending
 
 _BROKEN: Final = (PeerLost, SessionFenced, OperationTimeout)
 """What ends a session but not the channel: a new session may go on."""
@@ -58,10 +59,6 @@ _REFRESH_SECONDS: Final = (0.1, 0.25)
 ``drained``, and each look costs both sides about as much as a message."""
 _REFRESH_DRAINING_SECONDS: Final = (0.005, 0.01)
 """First and longest while somebody waits in ``drained``."""
-
-
-class _Abandoned(Exception):  # noqa: N818  # no error: it ends a program that has reserved nothing
-    """The caller of ``send`` has gone, or its time is over, before anything was reserved."""
 
 
 class Sender:
@@ -84,7 +81,7 @@ class Sender:
         self._in_hand: Request | None = None
         self._rests_unbounded = False
         self._progress: asyncio.Future[None] = self._loop.create_future()
-        self._failure: BaseException | None = None
+        self._ending = Ending()
         self._ended = asyncio.Event()
 
     @property
@@ -133,7 +130,7 @@ class Sender:
 
         Cancellation: the message is sent whole or not at all.
         """
-        self._check()
+        self._ending.check()
         if not (0 <= kind <= BYTE_MAX and 0 <= flags <= BYTE_MAX):
             raise ValueError(f"kind and flags are 0 to {BYTE_MAX}, not {kind} and {flags}")
         may_wait = timeout_seconds is None or timeout_seconds > 0
@@ -171,16 +168,16 @@ class Sender:
         try:
             self._look_soon()
             while self.delivered < goal:
-                self._check()
+                self._ending.check()
                 await asyncio.shield(self._progress)
         finally:
             self._drainers -= 1
 
     async def progressed(self) -> None:
         """Wait until ``delivered`` has grown, or the channel has ended; raises as ``lost``."""
-        self._check()
+        self._ending.check()
         await asyncio.shield(self._progress)
-        self._check()
+        self._ending.check()
 
     async def lost(self) -> None:
         """Wait until the channel has ended, and raise why.
@@ -192,7 +189,7 @@ class Sender:
             ChannelClosed: The sender was closed.
         """
         await self._ended.wait()
-        self._check()
+        self._ending.check()
 
     async def close(self) -> None:
         """End the session; waiting ``send`` and ``drained`` calls raise ``ChannelClosed``. Idempotent.
@@ -206,7 +203,7 @@ class Sender:
 
     async def finish(self) -> None:
         """Let what was posted reach the wire; used on a regular exit, before ``close``."""
-        if self._failure is None and self._session is not None:
+        if not self._ending.over() and self._session is not None:
             try:
                 await self._session.memory.flush()
             except TransportError:
@@ -257,7 +254,7 @@ class Sender:
         message = begun.message
         try:
             await work
-        except _Abandoned:
+        except Abandoned:
             return
         except (RingFull, MessageTooLarge) as error:
             request.fail(error)
@@ -375,7 +372,7 @@ class Sender:
         if pause.reason is PauseReason.CONTENDED and pause.attempt == 1:
             # What was lost is a swap of a tail that others had moved on; the next try has the right one.
             if request.answer.done():
-                raise _Abandoned
+                raise Abandoned
             return self._clock()
         if request.begun is not None:
             await asyncio.sleep(0)  # rest, so that the courier takes over: a wait belongs to its task
@@ -384,10 +381,10 @@ class Sender:
         if request.expired:
             request.expire(0.0)
         if request.answer.done():
-            raise _Abandoned
+            raise Abandoned
         now = await self._wait(pause)
         if request.answer.done():
-            raise _Abandoned
+            raise Abandoned
         request.idle = False
         return now
 
@@ -439,31 +436,21 @@ class Sender:
 
     def _fail(self, failure: BaseException) -> None:
         """End the channel: the first reason stays, and everyone who waits is told."""
-        if self._failure is not None:
+        reason = failure
+        if not isinstance(reason, TransportError):
+            who = f"the sender {self._link.identity!r} to {self.address}"
+            reason = ChannelClosed(f"{who} failed: {failure!r}")
+            reason.__cause__ = failure
+        if not self._ending.reach(reason):
             return
-        self._failure = failure
         self._ended.set()
         if self._in_hand is not None:
-            self._in_hand.fail(self._error())
+            self._in_hand.fail(self._ending.error())
         while self._requests:
             request = self._requests.popleft()
             request.begun = None
-            request.fail(self._error())
+            request.fail(self._ending.error())
         self._signal_progress()
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._error()
-
-    def _error(self) -> TransportError:
-        """Why the channel has ended, as a new exception for each who is told."""
-        failure = self._failure
-        assert failure is not None
-        if isinstance(failure, TransportError):
-            return type(failure)(*failure.args)
-        error = ChannelClosed(f"the sender {self._link.identity!r} to {self.address} failed: {failure!r}")
-        error.__cause__ = failure
-        return error
 
 
 @asynccontextmanager

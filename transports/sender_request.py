@@ -12,6 +12,10 @@ from transports.errors import RingFull
 from transports.operations import Bytes
 
 
+class Abandoned(Exception):  # noqa: N818  # no error: it ends a program that has reserved nothing
+    """The caller of ``send`` has gone, or its time is over, before anything was reserved."""
+
+
 @frozen(eq=False)
 class Undelivered:
     """A message that the receiver was not seen to take; it may be sent elsewhere."""

@@ -61,7 +61,7 @@ class EndedRequests:
     Args:
         env: The node.
         tasks: Where answers are worked out.
-        is_over: Whether nothing is needed any more of a request that is known here; raises ``UnknownRequest``.
+        is_over: Whether nothing of a request known here is needed any more; raises ``UnknownRequest``.
         records: Where other requests are looked for.
     """
 

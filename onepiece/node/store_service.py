@@ -5,6 +5,7 @@ through one ring; while it is full, the stages that produce results wait, which 
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from onepiece.codec import CodecError, Wire, WireBytes, unpack
@@ -43,6 +44,10 @@ _WORKFLOW: Final = "workflow"
 """What is stored of a request beside its result or error."""
 
 
+Look = Callable[[str], Awaitable[StoredRecord]]
+"""What stands under a UID, for whom it is told to."""
+
+
 class StoreService:
     """Connects a ``ResultStore`` with the rest of the set."""
 
@@ -72,7 +77,8 @@ class StoreService:
         """Answer reads and purges that come as control messages."""
         control.on(ReadResult, self._on_read)
         control.on(PurgeResult, self._on_purge)
-        control.on(DescribeResult, lambda ask: self._tasks.create_task(self._describe(ask)))
+        look = self._store.meta
+        control.on(DescribeResult, lambda ask: self._tasks.create_task(self._describe(ask, look)))
         control.on(StoreFailure, lambda failure: self._tasks.create_task(self._store_failure(failure)))
         self._records.attach(control)
         self._checkpoints.attach(control)
@@ -134,8 +140,8 @@ class StoreService:
                 now=self._env.now(),
             )
             if outcome is PutOutcome.ALREADY:
-                record = await self._store.meta(header.uid)
-                if record.kind is RecordKind.ERROR:
+                record = await self._store.standing(header.uid)
+                if record.kind is not RecordKind.RESULT:
                     # It was cancelled, say, by an owner that has died since: that stands.
                     raise OnePieceError.from_wire(record.meta)
                 total_bytes, content_type = record.total_bytes, record.content_type
@@ -162,26 +168,29 @@ class StoreService:
     async def _store_failure(self, failure: StoreFailure) -> None:
         try:
             wire = {**failure.error, _WORKFLOW: failure.workflow}
-            outcome = await self._store.put_error(failure.uid, wire, now=self._env.now())
+            outcome = await self._store.put_error(
+                failure.uid, wire, is_intent=not failure.is_settled, now=self._env.now()
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, the owner must hear of it
             get_logger().warning("failure_not_stored", request=failure.uid, error=str(error))
             answer = ResultDescribed(failure.call, error=self._wire_of(error))
             self._env.outbox.post(failure.reply_to, answer)
             return
-        if outcome is PutOutcome.STORED:
+        if failure.is_settled and outcome in {PutOutcome.STORED, PutOutcome.REPLACED}:
             self._copies.stored(failure.uid)
-        await self._describe(failure)
+        await self._describe(failure, self._store.standing)
 
-    async def _describe(self, ask: DescribeResult | StoreFailure) -> None:
+    async def _describe(self, ask: DescribeResult | StoreFailure, look: Look) -> None:
         try:
-            record = await self._store.meta(ask.uid)
+            record = await look(ask.uid)
             answer = ResultDescribed(
                 ask.call,
                 str(record.meta.get(_WORKFLOW, "")),
                 record.stored_at,
                 record.total_bytes,
                 record.content_type,
-                _failure_of(record) if record.kind is RecordKind.ERROR else None,
+                None if record.kind is RecordKind.RESULT else _failure_of(record),
+                is_intent=record.kind is RecordKind.INTENT,
             )
         except OnePieceError as error:
             answer = ResultDescribed(ask.call, error=error.to_wire())

@@ -5,8 +5,8 @@ unless it is the only one: what it keeps is lost with it. Nor is one that drains
 """
 
 import asyncio
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
@@ -19,6 +19,9 @@ from onepiece.errors import OnePieceError
 from onepiece.log import get_logger
 from onepiece.messages import KIND_CHECKPOINT, STORE_REGION, StageInput
 from onepiece.runtime.outbox import Outbox
+
+if TYPE_CHECKING:
+    from onepiece.runtime.environment import Environment
 
 _KEEP_SECONDS: Final = 10.0
 """How long a store node may take. One that died is noticed sooner; one that hangs holds up no worker, but
@@ -87,18 +90,33 @@ class Checkpoints:
         return [chosen[name] for name in copy_holders(uid, chosen, self.copies)]
 
 
-def checkpoint_of(
-    header: StageInput, *, reply_to: str, call: int, life: str, attempt: int
-) -> CheckpointInput:
-    """What a store node is told of an output on its way to ``header.node``."""
-    return CheckpointInput(
-        call=call,
-        reply_to=reply_to,
-        uid=header.uid,
-        source=header.source,
-        target=header.node,
-        owner=header.owner,
-        life=life,
-        attempt=attempt,
-        deadline_at=header.deadline_at,
+async def keep_outputs(
+    env: "Environment", uid: str, outputs: Sequence[tuple[StageInput, Packed]], attempt: int
+) -> None:
+    """Have what a stage sends to others kept by store nodes, as far as they take it.
+
+    Cancelled: some of it may be kept.
+    """
+    stores = {node.node_id: node for node in env.routes.table.nodes if "store" in node.roles}
+    holders = env.checkpoints.holders(uid, stores, env.node_id)
+
+    def checkpoint_of(header: StageInput) -> CheckpointInput:
+        return CheckpointInput(
+            call=next(env.call_numbers),
+            reply_to=env.control_address,
+            uid=uid,
+            source=header.source,
+            target=header.node,
+            owner=header.owner,
+            life=env.identity.life,
+            attempt=attempt,
+            deadline_at=header.deadline_at,
+        )
+
+    await asyncio.gather(
+        *(
+            env.checkpoints.keep(env.outbox, node, checkpoint_of(header), packed)
+            for header, packed in outputs
+            for node in holders
+        )
     )

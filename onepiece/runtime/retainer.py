@@ -144,13 +144,14 @@ class Retainer:
             return output
         assert place is Place.DISK
         assert self._spill is not None
+        target = self._targets[key]
         try:
             pieces = [piece async for piece in self._spill.read(self._names[key])]
         except (OnePieceError, KeyError) as error:
             get_logger().error("retained_output_unreadable", output=str(key), error=str(error))
             self.release(key)
             return None
-        return Output(self._targets[key], pieces)
+        return Output(target, pieces) if self.holds(key) else None  # it may have been let go of meanwhile
 
     def _forget(self, keys: Sequence[OutputKey], effects: Sequence[RetentionEffect]) -> None:
         for key in keys:

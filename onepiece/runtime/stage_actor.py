@@ -24,7 +24,7 @@ Cancelling ``run`` stops at once: what is queued or runs is lost with the inbox.
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from attrs import define, evolve, field, frozen
@@ -32,7 +32,6 @@ from attrs import define, evolve, field, frozen
 from onepiece.codec import Packed, encode_control
 from onepiece.core.inventory import ActorReport, ActorState
 from onepiece.core.retention import OutputKey
-from onepiece.core.routing import NodeRoute
 from onepiece.errors import (
     NodeLost,
     OnePieceError,
@@ -49,7 +48,7 @@ from onepiece.messages import (
     StageReport,
 )
 from onepiece.requests import EventKind
-from onepiece.runtime.checkpoints import checkpoint_of
+from onepiece.runtime.checkpoints import keep_outputs
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.intake import Intake
@@ -407,28 +406,12 @@ class StageActor:
     async def _checkpoint(
         self, stage_task: StageTask, shipment: "_Shipment", settle: Callable[[str], None]
     ) -> None:
-        """Have the outputs kept by store nodes, as far as they take them."""
-        stores = {node.node_id: node for node in self.env.routes.table.nodes if "store" in node.roles}
-        kept = self.env.checkpoints
-        holders = kept.holders(stage_task.uid, stores, self.env.node_id)
-
-        def keep(node: NodeRoute, header: StageInput, packed: Packed) -> Coroutine[Any, Any, bool]:
-            checkpoint = checkpoint_of(
-                header,
-                reply_to=self.env.control_address,
-                call=next(self.env.call_numbers),
-                life=self.env.identity.life,
-                attempt=stage_task.attempt,
-            )
-            return kept.keep(self.env.outbox, node, checkpoint, packed)
-
-        onward = [
+        outputs = [
             (target.header, shipment.packed[name])
             for name, target in shipment.targets.items()
             if isinstance(target, StageTarget)  # the result store keeps the rest
         ]
-        keeping = [keep(node, header, packed) for header, packed in onward for node in holders]
-        await asyncio.gather(*keeping)
+        await keep_outputs(self.env, stage_task.uid, outputs, stage_task.attempt)
         settle(_CHECKPOINT)
 
     def _consumed(self, stage_task: StageTask) -> None:

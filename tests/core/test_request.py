@@ -172,7 +172,7 @@ def test_a_result_that_arrives_while_a_request_ends_is_told_when_it_stands() -> 
 
 
 def test_a_request_that_ends_goes_nowhere() -> None:
-    """While its error is being stored nothing is sent for it, whatever dies; who is late is told to let go."""
+    """While its error is being stored nothing is sent for it, whatever dies; latecomers are to let go."""
     requests = table()
     requests.handle(accepted(), 0.0)
     requests.handle(reported(EventKind.STAGE_STARTED), 1.0)
