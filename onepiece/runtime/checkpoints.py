@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from onepiece.runtime.environment import Environment
 
 _KEEP_SECONDS: Final = 10.0
-"""How long a store node may take. One that died is noticed sooner; one that hangs costs a worker so long."""
+"""How long a store node may take. One that died is noticed sooner; one that hangs holds up no worker, but
+the stage does not count as finished."""
 
 
 @define(eq=False)

@@ -61,7 +61,7 @@ class Ends:
     async def store_failure(self, node: StoreNode, uid: str, error: OnePieceError) -> ResultDescribed:
         """Ask one store node to keep an error."""
         address, reply_to = f"{node.route.address}/{CONTROL_REGION}", self.nodes[0].env.control_address
-        failure = StoreFailure(0, reply_to, uid, "film", error.to_wire())
+        failure = StoreFailure(0, reply_to, uid, "film", error.to_wire(), is_settled=True)
         return await self.calls.ask(
             ResultDescribed,
             lambda call: self.nodes[0].env.outbox.post(address, evolve(failure, call=call)),
