@@ -48,17 +48,12 @@ from transports.operations import Bytes, Pause, PauseReason
 from transports.registry import transport_for
 from transports.ring.layout import BYTE_MAX
 from transports.sender_link import Link, Patience, Session
+from transports.sender_pace import Pace
 from transports.sender_request import Abandoned, Begun, Request, Undelivered
 from transports.sessions import Ending
 
 _BROKEN: Final = (PeerLost, SessionFenced, OperationTimeout)
 """What ends a session but not the channel: a new session may go on."""
-
-_REFRESH_SECONDS: Final = (0.1, 0.25)
-"""First and longest time between two looks at how much was delivered. Nobody waits for that but
-``drained``, and each look costs both sides about as much as a message."""
-_REFRESH_DRAINING_SECONDS: Final = (0.005, 0.01)
-"""First and longest while somebody waits in ``drained``."""
 
 
 class Sender:
@@ -74,9 +69,7 @@ class Sender:
         self._kept: deque[Undelivered] = deque()
         self._next_number = 0
         self._alarm: asyncio.Future[None] | None = None
-        self._refresh_at = 0.0
-        self._refresh_pause = _REFRESH_SECONDS[0]
-        self._drainers = 0
+        self._pace = Pace(link.clock)
         self._waiting_for_room = False
         self._in_hand: Request | None = None
         self._rests_unbounded = False
@@ -164,14 +157,14 @@ class Sender:
             ChannelClosed: The sender was closed.
         """
         goal = self._next_number
-        self._drainers += 1
+        self._pace.drainers += 1
         try:
             self._look_soon()
             while self.delivered < goal:
                 self._ending.check()
                 await asyncio.shield(self._progress)
         finally:
-            self._drainers -= 1
+            self._pace.drainers -= 1
 
     async def progressed(self) -> None:
         """Wait until ``delivered`` has grown, or the channel has ended; raises as ``lost``."""
@@ -226,7 +219,7 @@ class Sender:
                 self._in_hand = None
             elif not self._kept:
                 await self._rest(None)
-            elif (wait := self._refresh_at - self._clock()) > 0:
+            elif (wait := self._pace.wait) > 0:
                 await self._rest(wait)
             else:
                 await self._refresh()
@@ -326,10 +319,9 @@ class Sender:
         assert message.number == self._next_number
         self._next_number += 1
         self._kept.append(message)
-        if len(self._kept) == 1 or self._drainers:
-            self._look_soon()
-        else:  # a look that is due is not put off by what is sent meanwhile
-            self._refresh_at = min(self._refresh_at, self._clock() + _REFRESH_SECONDS[0])
+        self._pace.sent(len(self._kept))
+        if self._pace.drainers:
+            self._ring_alarm()
 
     def _let_go(self) -> None:
         """Drop the messages that the receiver is known to have."""
@@ -354,18 +346,12 @@ class Sender:
         if len(self._kept) < before:
             self._look_soon()
         else:
-            self._refresh_pause = min(2 * self._refresh_pause, self._refresh_bounds()[1])
-            self._refresh_at = self._clock() + self._refresh_pause
+            self._pace.later()
 
     def _look_soon(self) -> None:
-        """Look at what was delivered after the shortest pause from now, and double it from there."""
-        self._refresh_pause = self._refresh_bounds()[0]
-        self._refresh_at = self._clock() + self._refresh_pause
-        if self._drainers:
+        self._pace.soon()
+        if self._pace.drainers:
             self._ring_alarm()
-
-    def _refresh_bounds(self) -> tuple[float, float]:
-        return _REFRESH_DRAINING_SECONDS if self._drainers else _REFRESH_SECONDS
 
     async def _wait_for(self, request: Request, pause: Pause) -> float:
         """Wait inside a send that has reserved nothing yet; its caller may give up meanwhile."""

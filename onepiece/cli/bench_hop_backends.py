@@ -329,7 +329,14 @@ async def _open_ray() -> AsyncIterator[Chain]:
         def hand_on(self, value: Any) -> Any:
             return value
 
-    ray.init(num_cpus=STAGES + 1, include_dashboard=False, _node_ip_address=_LOOPBACK, log_to_driver=False)
+    # In a thread: it takes seconds, in which the other backends' heartbeats must not stand still.
+    await asyncio.to_thread(
+        ray.init,
+        num_cpus=STAGES + 1,
+        include_dashboard=False,
+        _node_ip_address=_LOOPBACK,
+        log_to_driver=False,
+    )
     try:
         remote = ray.remote(num_cpus=0)(Stage)
         yield _Ray([remote.remote() for _ in range(STAGES)])

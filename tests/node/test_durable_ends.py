@@ -52,16 +52,18 @@ class Ends:
     heard: list[Any] = field(factory=list)
     """What the owner is told of results."""
     asked: list[str] = field(factory=list)
-    """The nodes that were asked to store an error, one entry for each time."""
+    """The nodes that were asked to take an intent, one entry for each time."""
     silent: set[str] = field(factory=set)
     """The nodes that do not answer that."""
     keeper: ErrorKeeper = field(init=False)
     calls: Calls = field(init=False)
 
-    async def store_failure(self, node: StoreNode, uid: str, error: OnePieceError) -> ResultDescribed:
-        """Ask one store node to keep an error."""
+    async def store_failure(
+        self, node: StoreNode, uid: str, error: OnePieceError, *, is_settled: bool = True
+    ) -> ResultDescribed:
+        """Ask one store node to keep an error, or an intent."""
         address, reply_to = f"{node.route.address}/{CONTROL_REGION}", self.nodes[0].env.control_address
-        failure = StoreFailure(0, reply_to, uid, "film", error.to_wire())
+        failure = StoreFailure(0, reply_to, uid, "film", error.to_wire(), is_settled)
         return await self.calls.ask(
             ResultDescribed,
             lambda call: self.nodes[0].env.outbox.post(address, evolve(failure, call=call)),
@@ -111,7 +113,8 @@ def _attach(service: StoreService, node: StoreNode, ends: Ends) -> None:
     name, store_failure = node.route.node_id, service._store_failure
 
     async def store_failure_if_heard(failure: StoreFailure) -> None:
-        ends.asked.append(name)
+        if not failure.is_settled:
+            ends.asked.append(name)
         if name not in ends.silent:
             await store_failure(failure)
 
@@ -170,7 +173,7 @@ async def test_a_result_that_came_first_stands(tmp_path: Path) -> None:
     async with opened(tmp_path) as ends:
         a, uid = ends.nodes[0], uid_of(1)
         assert isinstance(await ends.put_result(a, uid), ResultStored)
-        stored = await ends.store_failure(a, uid, LATE)
+        stored = await ends.store_failure(a, uid, LATE, is_settled=False)
         assert (stored.failure, stored.result_bytes, stored.content_type) == (None, 6, "text/plain")
         assert await ends.end(uid, LATE) == Kept(EndStands(uid, None, 6, "text/plain"), is_stored=True)
         await ends.all.settled()
@@ -204,6 +207,18 @@ async def test_every_holder_has_an_error_before_it_is_told(tmp_path: Path) -> No
             assert sorted(ends.asked) == ["a", "b"]
             assert [await node.read(uid) for node in ends.nodes] == ["RequestCancelled"] * 2
             assert isinstance(await ends.put_result(ends.nodes[number % 2], uid), RequestErrored)
+
+
+async def test_an_intent_is_no_end_and_keeps_results_out(tmp_path: Path) -> None:
+    """Where an owner died before it decided: readers see nothing, results are refused, an end can follow."""
+    async with opened(tmp_path) as ends:
+        a, uid = ends.nodes[0], uid_of(1)
+        stored = await ends.store_failure(a, uid, LATE, is_settled=False)
+        assert (stored.failure, stored.is_intent) == (LATE.to_wire(), True)
+        assert await a.read(uid) == "UnknownRequest"
+        assert isinstance(await ends.put_result(a, uid), RequestErrored)
+        assert await ends.end(uid, STOPPED) == Kept(EndStands(uid, LATE.to_wire()), is_stored=True)
+        assert await a.read(uid) == "DeadlineExceeded"
 
 
 # --- for how long nobody is told -----------------------------------------------------------------
