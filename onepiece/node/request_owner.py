@@ -65,6 +65,7 @@ from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
 from onepiece.node.error_keeper import ErrorKeeper
 from onepiece.node.misdirected import Misdirected
+from onepiece.node.quiet_requests import QuietRequests
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.result_reader import ResultReader
 from onepiece.node.stage_reports import decode_report, told_apart
@@ -124,6 +125,7 @@ class RequestOwner:
         self._unstored: dict[str, KeepError] = {}
         """Errors that have been told and that no store node has taken yet."""
         self._misdirected = Misdirected(env, tasks, records)
+        self._quiet = QuietRequests(self._table, results, self._handle, env.monotonic)
         self.adopter = Adopter(
             env,
             table=self._table,
@@ -149,6 +151,12 @@ class RequestOwner:
         for kind in self._handlers:
             control.on(kind, self._on_message)
         self._calls.answered_by(control, RequestsHeld)
+
+    def start(self) -> None:
+        """Begin what goes on beside all requests, until the proxy ends."""
+        self._tasks.create_task(self.tick(), name="deadlines")
+        self._tasks.create_task(self.adopter.run(), name="adoption")
+        self._tasks.create_task(self._quiet.look(), name="quiet requests")
 
     async def tick(self) -> None:
         """End what is past its deadline, until cancelled.
