@@ -177,6 +177,8 @@ class RequestTable:
                 return self._go_on(record)
             case ResultArrived():
                 return self._finish(record, event, now)
+            case EndStands():  # another owner was quicker, without this one's hearing of it
+                return self._conclude(record, Ending({}, None, None), event, now)
             case RequestBroke():
                 return self._fail(record, event.error, stage=event.stage, node=event.node_id)
             case CancelAsked():
@@ -211,6 +213,10 @@ class RequestTable:
     def is_known(self, uid: str) -> bool:
         """The request is known here, whether or not it has ended."""
         return uid in self._live or uid in self._ended
+
+    def event_count(self, uid: str) -> int:
+        """How many events a request has had; raises ``UnknownRequest``."""
+        return self._record(uid).log.next_sequence
 
     def is_live(self, uid: str) -> bool:
         """The request is known and has not ended."""

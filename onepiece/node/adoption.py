@@ -74,6 +74,8 @@ class Adopter:
         self._wake = asyncio.Event()
         self._suspected: frozenset[str] = frozenset()
         self._doubtful: set[str] = set()
+        self._refused: set[str] = set()
+        """Doubtful requests that some store node says another proxy has taken over, under the same number."""
         self._held_back: dict[str, list[object]] = {}
         """What came about requests that are being adopted."""
 
@@ -85,9 +87,15 @@ class Adopter:
         """A record may name this proxy as owner though it does not drive the request."""
         self._doubtful.add(uid)
 
+    def _settle(self, uid: str) -> None:
+        """It is known who drives a request, or that nobody has to."""
+        self._doubtful.discard(uid)
+        self._refused.discard(uid)
+
     def forget(self) -> None:
         """This node begins a new life: its doubts are those of a dead owner, and others look after them."""
         self._doubtful.clear()
+        self._refused.clear()
 
     def hold_back(self, uid: str, message: object) -> bool:
         """Keep a message about a request that is being adopted; False if it is not."""
@@ -140,14 +148,14 @@ class Adopter:
     async def _doubted(self, uid: str, living: frozenset[str]) -> RequestRecord | None:
         """The record of a doubtful request if this proxy is to drive it."""
         if self._knows(uid):
-            self._doubtful.discard(uid)
+            self._settle(uid)
             return None
         try:
             record = await self._records.find(uid)
         except NotReady:
             return None
         if record is None or (record.owner_life != self._env.identity.life and record.owner_life in living):
-            self._doubtful.discard(uid)  # it has ended, or another proxy drives it
+            self._settle(uid)  # it has ended, or another proxy drives it
             return None
         return record
 
@@ -157,19 +165,20 @@ class Adopter:
             record,
             owner=self._env.control_address,
             owner_life=life,
-            # An attempt that did not get to its end is tried again under the same number: what is counted
-            # is owners that a request has cost.
-            adoptions=record.adoptions + (record.owner_life != life),
+            # An attempt that did not get to its end is tried again under the same number, unless another
+            # proxy has that: what is counted is owners that a request has cost.
+            adoptions=record.adoptions + (record.owner_life != life or uid in self._refused),
         )
         self._held_back[uid] = []
         try:
             if await self._has_ended(uid):
                 self._records.drop_everywhere(uid)
                 self._broadcast(ReleaseRequests((uid,)))
-                self._doubtful.discard(uid)
+                self._settle(uid)
                 return
             self.doubt(uid)  # until it is owned: the record may say so in one place, and not in another
             if not await self._records.take_over(record):
+                self._refused.add(uid)
                 return
             graph = self._env.routes.graphs[record.workflow]
             kept, inputs = _unpacked(graph, memoryview(await self._records.body(uid)))
@@ -178,7 +187,7 @@ class Adopter:
                 return
             get_logger().info("request_adopted", request=uid, workflow=record.workflow, held=len(holdings))
             self._own(graph, evolve(record, joins=kept.joins), inputs, holdings)
-            self._doubtful.discard(uid)
+            self._settle(uid)
         except (OnePieceError, KeyError) as error:
             get_logger().warning("request_not_adopted", request=uid, error=str(error))
         finally:

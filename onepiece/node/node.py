@@ -286,8 +286,7 @@ async def _join(
     await opened
     if proxy is not None:
         proxy.attach(control)
-        tasks.create_task(proxy.owner.tick(), name="deadlines")
-        tasks.create_task(proxy.owner.adopter.run(), name="adoption")
+        proxy.owner.start()
     tasks.create_task(member.follow_routes(), name="routes")
     tasks.create_task(member.beat(), name="heartbeats")
 

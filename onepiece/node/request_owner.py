@@ -35,9 +35,9 @@ from onepiece.core.request_events import (
     StopStages,
     Tick,
 )
-from onepiece.core.request_record import Holding, Plan, Resend, RestoreCheckpoint, Sending, SendInputs
+from onepiece.core.request_record import Holding, Resend, RestoreCheckpoint, Sending, SendInputs
 from onepiece.errors import NotReady, OnePieceError, Overloaded
-from onepiece.graph import FromStage, WorkflowGraph
+from onepiece.graph import WorkflowGraph
 from onepiece.limits import (
     EVENTS_BYTES_PER_REQUEST_MAX,
     EVENTS_PER_REQUEST_MAX,
@@ -67,6 +67,8 @@ from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
 from onepiece.node.error_keeper import ErrorKeeper
 from onepiece.node.misdirected import Misdirected
+from onepiece.node.plans import plan_of
+from onepiece.node.quiet_requests import QuietRequests
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.restorer import Restorer
 from onepiece.node.result_reader import ResultReader
@@ -134,6 +136,7 @@ class RequestOwner:
         self._unstored: dict[str, KeepError] = {}
         """Errors that have been told and that no store node has taken yet."""
         self._misdirected = Misdirected(env, tasks, records)
+        self._quiet = QuietRequests(self._table, results, self._handle, env.monotonic)
         self.adopter = Adopter(
             env,
             table=self._table,
@@ -160,6 +163,12 @@ class RequestOwner:
         for kind in self._handlers:
             control.on(kind, self._on_message)
         self._calls.answered_by(control, RequestsHeld, *self._restorer.answers)
+
+    def start(self) -> None:
+        """Begin what goes on beside all requests, until the proxy ends."""
+        self._tasks.create_task(self.tick(), name="deadlines")
+        self._tasks.create_task(self.adopter.run(), name="adoption")
+        self._tasks.create_task(self._quiet.look(), name="quiet requests")
 
     async def tick(self) -> None:
         """End what is past its deadline, until cancelled.
@@ -478,19 +487,3 @@ class RequestOwner:
 
 def _accepted(graph: WorkflowGraph, record: RequestRecord) -> Accepted:
     return Accepted(record.uid, record.workflow, plan_of(graph), record.deadline_at, record.key)
-
-
-def plan_of(graph: WorkflowGraph) -> Plan:
-    """A workflow's graph as its owner needs it."""
-    unretained = frozenset(
-        (source.node, node.id)
-        for node in graph.nodes
-        for source in node.inputs.values()
-        if isinstance(source, FromStage) and not source.is_retained
-    )
-    return Plan(
-        sources={node.id: graph.predecessors(node.id) for node in graph.nodes},
-        output=graph.output.node,
-        unretained=unretained,
-        checkpoints=frozenset(node.id for node in graph.nodes if graph.stages[node.stage].checkpoint),
-    )

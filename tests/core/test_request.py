@@ -186,12 +186,18 @@ def test_a_request_that_ends_goes_nowhere() -> None:
     requests.check_invariants()
 
 
-def test_a_word_that_comes_unasked_ends_nothing() -> None:
-    """What a store node says of a request that is not ending is an answer to an earlier life: no end."""
-    requests = table()
-    requests.handle(accepted(), 0.0)
-    assert requests.handle(EndStands(UID, RequestCancelled("x").to_wire()), 1.0) == []
-    assert requests.is_live(UID)
+def test_end_that_another_owner_stored_is_this_ones_end() -> None:
+    """An owner that learns from the stores how its request ended ends it so, and lets go of what is held."""
+    for error in (None, StageFailed("it broke").to_wire()):
+        requests = table()
+        requests.handle(accepted(), 0.0)
+        requests.handle(reported(EventKind.STAGE_STARTED), 0.5)
+        effects = requests.handle(EndStands(UID, error, 10, "video/mp4"), 1.0)
+        assert ReleaseRetained(UID, frozenset({"n1"})) in effects
+        assert not any(isinstance(effect, KeepError) for effect in effects)
+        status = requests.status(UID)
+        assert (status.state.is_final, status.error) == (True, error)
+        requests.check_invariants()
 
 
 def test_owner_after_owner_is_given_up() -> None:
