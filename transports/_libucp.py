@@ -282,7 +282,7 @@ def outcome(request: int | None, call: str) -> int | None:
 def load() -> Library:
     """The library; raises ``UcpMissingError``."""
     # UCX writes its warnings to standard output, which belongs to the program, unless told otherwise.
-    os.environ.setdefault("UCX_LOG_FILE", "/dev/stderr")
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")
     return Library(_path())
 
 

@@ -43,7 +43,7 @@ class Capabilities:
 
     atomics: Atomics
     one_sided: bool
-    """Writes and reads land without the owner's processor."""
+    """Posted writes land without the owner's processor."""
     fences_sessions: bool
     """One session can be revoked alone; otherwise the whole region is retired."""
     guarded_bytes_max: int = 0

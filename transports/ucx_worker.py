@@ -198,6 +198,7 @@ class Worker:
         self._loop.call_soon(self.pump)  # there is more; others come first
 
     def _tell(self) -> None:
+        """Have the loop call who waits: none of them can keep this worker from being armed again."""
         while self._failed:
             handle, status = self._failed.popleft()
             if (endpoint := self._endpoints.get(handle)) is not None:
@@ -205,7 +206,7 @@ class Worker:
         while self._rung:
             key = self._rung.popleft()
             if self._on_doorbell is not None:
-                self._on_doorbell(key)
+                self._loop.call_soon(self._on_doorbell, key)
         pending, self._pending = self._pending, []
         for entry in pending:
             status = self._library.function("request_check_status")(entry.request)
@@ -214,7 +215,7 @@ class Worker:
                 continue
             self._library.function("request_free")(entry.request)
             if entry.done is not None:
-                entry.done(status)
+                self._loop.call_soon(entry.done, status)
 
     def _note_failure(self, _: int, endpoint: int, status: int) -> None:
         self._failed.append((endpoint, status))
@@ -275,7 +276,7 @@ class Endpoint:
         """Libucp has given the peer up."""
         if self._failure is None and not self._closed:
             self._failure = error
-            self._on_failure(error)
+            asyncio.get_running_loop().call_soon(self._on_failure, error)
 
     def unpack(self, key: bytes) -> None:
         """Take the key to the peer's memory; the endpoint must be connected."""

@@ -13,6 +13,7 @@ from attrs import evolve
 from transports import tcp_frames as frames
 from transports._libucp import LIBRARY_VARIABLE, UcpMissingError, load
 from transports.address import Address
+from transports.channel import open_receiver, open_sender
 from transports.errors import (
     AddressError,
     ConnectFailed,
@@ -23,6 +24,9 @@ from transports.errors import (
 )
 from transports.memory import Options, RemoteMemory
 from transports.operations import Chain, CompareAndSwap, Guarded, Write
+from transports.receiver import _HASH_ELSEWHERE_BYTES
+from transports.registry import transport_for
+from transports.ring import Geometry
 from transports.tcp import TcpTransport
 from transports.tcp_frames import Kind
 from transports.testing import Setting, until
@@ -179,6 +183,46 @@ async def test_certificates_are_refused() -> None:
     await raised(ConnectFailed, UcxTransport().connect(Address.parse("ucx://127.0.0.1:1/x"), b"", with_tls))
     with pytest.raises(ListenFailed, match="does not encrypt"):
         UcxTransport().listen(HERE, evolve(SECRET, tls_certificate="certificate.pem"))
+
+
+@needs_libucp
+async def test_senders_say_what_carries_them() -> None:
+    """The wire in use can be asked of a channel's sender, over each transport."""
+    wires = {}
+    for place in ("local://wires", "tcp://127.0.0.1:0", "ucx://127.0.0.1:0?require=one-sided"):
+        transport, address = transport_for(place.partition(":")[0]), Address.parse(place)
+        async with (
+            transport.listen(address, Options()) as listener,
+            open_receiver(listener, "actor/7", Geometry(8, 1 << 14, 4)) as receiver,
+            open_sender(receiver.address, "sender") as sender,
+        ):
+            wires[address.scheme] = sender.wire.partition(" ")[0]
+    assert wires == {"local": "memory", "tcp": "tcp", "ucx": "shm"}
+
+
+@needs_libucp
+async def test_a_large_payload_is_read_where_it_is_now() -> None:
+    """The memory is replaced while a large payload is being hashed: it arrives whole from the new memory."""
+    size = _HASH_ELSEWHERE_BYTES + 4096
+    body = os.urandom(size)
+    async with (
+        UcxTransport().listen(HERE, SECRET) as listener,
+        open_receiver(listener, "actor/7", Geometry(8, 2 * size // 64 * 64, 4)) as receiver,
+        open_sender(receiver.address, "large", options=SECRET) as sender,
+        open_sender(receiver.address, "other", options=SECRET) as other,
+    ):
+        first = receiver._open_region().view
+        sending = asyncio.ensure_future(sender.send(body))
+        receiving = asyncio.ensure_future(receiver.receive())
+        await until(lambda: receiver._hashing or receiving.done(), "the hash")
+        other._current().memory.wire.close()  # type: ignore[attr-defined]  # as a process that died
+        await until(lambda: receiver._open_region().view is not first, "other memory")
+        async with asyncio.timeout(20):
+            delivery = await receiving
+        assert bytes(delivery.payload) == body
+        receiver.release(delivery)
+        assert await sending == 0
+        await sender.drained()
 
 
 # Order and ends.
