@@ -26,7 +26,7 @@ from transports.tcp_producer import TcpMemory
 from transports.ucx_link import Requirement
 from transports.ucx_owner import UcxOwnerSession, UcxRegion, new_memory
 from transports.ucx_producer import UcxMemory
-from transports.ucx_worker import Worker
+from transports.ucx_worker import Role, Worker
 
 _NO_TLS: Final = "ucx does not encrypt what is written beside the connection; use tcp with certificates"
 
@@ -85,7 +85,7 @@ class UcxListener(TcpListener):
     def __init__(self, server: socket.socket, address: Address, options: Options) -> None:
         self.requirement = Requirement.of(address)
         self.doorbells: dict[bytes, UcxOwnerSession] = {}
-        self._worker = Worker(self._rung)
+        self._worker = Worker(Role.OWNER, self._rung)
         super().__init__(server, address, options, None)
 
     @property

@@ -12,6 +12,7 @@ no port.
 
 import asyncio
 import ctypes
+import enum
 import os
 import weakref
 from collections import deque
@@ -44,12 +45,21 @@ _PROGRESS_PER_TURN: Final = 64
 _LANES_MAX: Final = 32
 
 
+class Role(enum.IntFlag):
+    """What a process does with libucp; each role has a context of its own."""
+
+    OWNER = ucp.FEATURE_AM | ucp.FEATURE_WAKEUP
+    """Lends memory and hears doorbells. Without the feature RMA its workers have no handler for emulated
+    writes and reads, which would go to any address that a peer names."""
+    PRODUCER = ucp.FEATURE_RMA | ucp.FEATURE_AM | ucp.FEATURE_WAKEUP
+    """Puts."""
+
+
 @cache
-def _context() -> int:
-    """One for the process, as UCX wants it; made by the first worker or memory."""
+def _context(role: Role) -> int:
+    """One of each role for the process; made by the first worker or memory."""
     given = {name: value for name in _SETTINGS if (value := os.environ.get(f"UCX_{name}"))}
-    features = ucp.FEATURE_RMA | ucp.FEATURE_AM | ucp.FEATURE_WAKEUP
-    return ucp.load().context(_SETTINGS | given, features)
+    return ucp.load().context(_SETTINGS | given, role)
 
 
 class SharedMemory:
@@ -59,7 +69,7 @@ class SharedMemory:
     """
 
     def __init__(self, size_bytes: int) -> None:
-        library, context = ucp.load(), _context()
+        library, context = ucp.load(), _context(Role.OWNER)
         params = ucp.MemoryParams(
             field_mask=ucp.MEMORY_LENGTH | ucp.MEMORY_FLAGS, length=size_bytes, flags=ucp.MEMORY_ALLOCATE
         )
@@ -97,14 +107,16 @@ class Worker:
     """Progresses what its endpoints were asked for; belongs to one event loop.
 
     Args:
+        role: An owner's worker hears doorbells and lives until ``close``; a producer's puts, and ends when
+            nobody uses it any more.
         on_doorbell: Called with the header of each doorbell that was rung here.
     """
 
-    def __init__(self, on_doorbell: Callable[[bytes], None] | None = None) -> None:
+    def __init__(self, role: Role, on_doorbell: Callable[[bytes], None] | None = None) -> None:
         self._library = library = ucp.load()
         self._loop = asyncio.get_running_loop()
         params, handle, descriptor = ucp.WorkerParams(field_mask=0), c_void_p(), c_int()
-        library.call("worker_create", _context(), byref(params), byref(handle))
+        library.call("worker_create", _context(role), byref(params), byref(handle))
         assert handle.value is not None
         self.handle: Final[int] = handle.value
         self._progress = library.function("worker_progress")
@@ -348,6 +360,6 @@ def producers_worker() -> Worker:
     loop = asyncio.get_running_loop()
     worker = _PRODUCERS.get(loop)
     if worker is None or worker.closed:
-        worker = _PRODUCERS[loop] = Worker()
+        worker = _PRODUCERS[loop] = Worker(Role.PRODUCER)
     worker.take()
     return worker

@@ -1,6 +1,7 @@
 """The ucx transport beyond the public suite: its library, its wires, and how its sessions end."""
 
 import asyncio
+import ctypes
 import os
 import subprocess
 import sys
@@ -340,6 +341,23 @@ async def test_producers_of_tcp_are_refused() -> None:
         await memory.post(Chain((Write(0, (b"by another way",)),)))
         await raised(ProtocolError, memory.flush())
         assert not any(stage.region.view)
+
+
+@needs_libucp
+async def test_emulated_writes_find_nobody() -> None:
+    """A member that has UCX emulate its writes, which would go anywhere, changes nothing in the owner."""
+    async with region() as stage:
+        memory, target = linked(await stage.connect()), ctypes.create_string_buffer(b"not yours")
+        link = memory._link
+        assert link is not None
+        # A key begins with the map of the wires that reach the memory; with none left, writes are emulated.
+        link._endpoint.unpack(bytes(8) + link._offer.key[8:])
+        link._endpoint.put(b"now mine!", ctypes.addressof(target), lambda _: None)
+        link._worker.pump()
+        link._endpoint.ring(link._offer.doorbell)
+        await until(lambda: stage.diary.notified == 1, "the doorbell behind the write")
+        assert target.value == b"not yours"
+        await memory.close()
 
 
 @needs_libucp
