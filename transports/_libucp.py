@@ -60,6 +60,7 @@ AM_COPY_HEADER: Final = 1 << 3
 OK: Final = 0
 IN_PROGRESS: Final = 1
 BUSY: Final = -15
+CANCELED: Final = -16
 _STATUS_LAST: Final = -100
 _POINTERS: Final = 1 << 64
 

@@ -167,7 +167,7 @@ class Link:
         """
         try:
             for write in chain.writes:
-                self._worker.fence()
+                self._endpoint.fence()
                 address = self._offer.memory + write.offset
                 for piece in _pieces(write.buffers):
                     self._endpoint.put(piece, address, self._put)

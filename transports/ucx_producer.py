@@ -115,6 +115,7 @@ class UcxMemory(TcpMemory):
             guards = set(self._guards)
             await super().flush()
             self._guards -= guards
+        self._ending.check()  # it may have ended since the last wait was over
         number, length = next(self._numbers), sum([write.length for write in chain.writes])
         deadline = self._loop.time() + self._options.operation_timeout_seconds
         self._flying[number] = (deadline + length / _SLOWEST_BYTES_PER_SECOND, length)

@@ -170,10 +170,6 @@ class Worker:
         self._endpoints[handle.value] = endpoint = Endpoint(self, handle.value, on_failure)
         return endpoint
 
-    def fence(self) -> None:
-        """What is put from now on lands behind what was put before."""
-        self._library.call("worker_fence", self.handle)
-
     def submit(
         self, call: str, *arguments: Any, keep: object = None, done: Callable[[int], None] | None = None
     ) -> bool:
@@ -263,6 +259,8 @@ class Worker:
         assert not self._pumping, "not from within its own call"
         if not self._closed:
             self._closed = True
+            if _PRODUCERS.get(self._loop) is self:
+                del _PRODUCERS[self._loop]
             self._loop.remove_reader(self._descriptor)
             self._library.function("worker_destroy")(self.handle)
 
@@ -319,6 +317,11 @@ class Endpoint:
             "put_nbx", self.handle, place, len(array), address, self._key, _PLAIN, keep=array, done=done
         )
 
+    def fence(self) -> None:
+        """What is put from now on lands behind what was put before."""
+        self._check()
+        self._library.call("worker_fence", self._worker.handle)
+
     def flush(self, done: Callable[[int], None]) -> bool:
         """Wait for all that was put to be in the peer's memory; True if it is there already."""
         self._check()
@@ -342,24 +345,26 @@ class Endpoint:
         self._worker.submit("ep_close_nbx", self.handle, _FORCED)
 
     def _check(self) -> None:
-        # libucp may crash if an endpoint is used that has failed.
+        # libucp may crash if an endpoint is used that has failed, and does with one that is closed.
         if self._failure is not None:
             raise self._failure
+        if self._closed or self._worker.closed:
+            raise UcpError(ucp.CANCELED, "an operation on a closed endpoint")
 
 
 _PLAIN: Final = byref(ucp.OperationParams(field_mask=0))
 _COPIED: Final = byref(ucp.OperationParams(field_mask=ucp.OPERATION_FLAGS, flags=ucp.AM_COPY_HEADER))
 _FORCED: Final = byref(ucp.OperationParams(field_mask=ucp.OPERATION_FLAGS, flags=ucp.CLOSE_FORCE))
 
-_PRODUCERS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Worker]] = weakref.WeakKeyDictionary()
-"""The worker that all sessions opened on an event loop share."""
+_PRODUCERS: Final[dict[asyncio.AbstractEventLoop, Worker]] = {}
+"""The worker that all sessions opened on an event loop share, while there are any."""
 
 
 def producers_worker() -> Worker:
     """The worker of this event loop's sessions, taken once more; ``release`` it."""
     loop = asyncio.get_running_loop()
     worker = _PRODUCERS.get(loop)
-    if worker is None or worker.closed:
+    if worker is None:
         worker = _PRODUCERS[loop] = Worker(Role.PRODUCER)
     worker.take()
     return worker

@@ -2,9 +2,11 @@
 
 import asyncio
 import ctypes
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -224,6 +226,30 @@ async def test_a_large_payload_is_read_where_it_is_now() -> None:
         receiver.release(delivery)
         assert await sending == 0
         await sender.drained()
+
+
+@needs_libucp
+async def test_workers_and_memory_are_given_back() -> None:
+    """The last session's end ends the loop's worker; memory goes when the last view of it is dropped."""
+    async with region() as stage:
+        memory, other = await stage.connect(), await stage.connect()
+        worker = linked(memory)._link._worker  # type: ignore[union-attr]  # linked
+        await memory.close()
+        assert not worker.closed
+        await other.close()
+        await until(lambda: worker.closed, "the worker's end")
+        again = await stage.connect()
+        assert linked(again)._link._worker is not worker  # type: ignore[union-attr]  # linked
+        held, old = stage.region.view[:8], weakref.ref(stage.region.view.obj)
+        await stage.region.fence([again.session])
+        await until(lambda: len(stage.listener._sessions) == 0, "the fenced session")  # type: ignore[attr-defined]  # ours
+        gc.collect()
+        assert old() is not None
+        assert bytes(held) == bytes(8)
+        del held
+        gc.collect()
+        assert old() is None
+        await again.close()
 
 
 # Order and ends.
