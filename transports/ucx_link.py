@@ -158,7 +158,7 @@ class Link:
         adapters = [lane for lane in lanes if lane.startswith(_RDMA)]
         if adapters:
             return Wire(WireKind.RDMA, ", ".join(adapters))
-        return Wire(WireKind.TCP, f"UCX has only {', '.join(lanes)}")
+        return Wire(WireKind.TCP, f"UCX has only {', '.join(lanes) or 'wires without names'}")
 
     def write(self, chain: Chain, landed: Callable[[], None]) -> None:
         """Put a chain's writes in order, then ring the owner's doorbell; calls ``landed`` when they landed.

@@ -220,8 +220,8 @@ class UcxMemory(TcpMemory):
 
     def _check(self) -> None:
         super()._check()
-        deadline = min((deadline for deadline, _ in self._flying.values()), default=self._loop.time())
-        if deadline < self._loop.time():
+        now = self._loop.time()
+        if any(deadline < now for deadline, _ in self._flying.values()):
             self._end(PeerLost(f"the wire to {self._address} did not carry a write in time"))
 
     # What the owner says.

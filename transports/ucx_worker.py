@@ -300,13 +300,13 @@ class Endpoint:
         return bool(self._library.function("rkey_ptr")(self._key, address, byref(c_void_p())) == ucp.OK)
 
     def lanes(self) -> tuple[str, ...]:
-        """The wires of this endpoint as ``transport/device``."""
+        """The wires of this endpoint as ``transport/device``; none where libucp does not name them (1.13)."""
         entries = (ucp.Lane * _LANES_MAX)()
         lanes = ucp.Lanes(ctypes.addressof(entries), _LANES_MAX, ctypes.sizeof(ucp.Lane))
         attributes = ucp.EndpointAttributes(field_mask=ucp.ENDPOINT_TRANSPORTS, lanes=lanes)
         self._library.call("ep_query", self.handle, byref(attributes))
         found = entries[: attributes.lanes.count]
-        return tuple(f"{lane.transport.decode()}/{lane.device.decode()}" for lane in found)
+        return tuple(f"{lane.transport.decode()}/{lane.device.decode()}" for lane in found if lane.transport)
 
     def put(self, data: Bytes, address: int, done: Callable[[int], None]) -> None:
         """Write ``data`` to the peer's memory; ``done`` is told only of what is not complete at once."""

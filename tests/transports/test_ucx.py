@@ -139,7 +139,7 @@ async def test_writes_land_without_the_owner() -> None:
     """Over shared memory bytes are there when ``post`` returns, though the owner has done nothing."""
     async with region(4 << 20) as stage:
         memory = linked(await stage.connect())
-        assert memory.capabilities.wire.startswith("shm (")
+        assert memory.capabilities.wire.startswith("shm")
         assert memory.capabilities.one_sided
         body = os.urandom(3 << 20)
         memory._link.write(Chain((Write(64, (body,)),), notify=False), lambda: None)  # type: ignore[union-attr]  # linked
@@ -156,7 +156,7 @@ async def test_an_unmet_requirement_fails_loudly(side: str) -> None:
         address = evolve(stage.region.address, options=options if side == "producer" else {})
         error = await raised(ConnectFailed, UcxTransport().connect(address, b"", SECRET))
         assert "require=rdma" in str(error)
-        assert "shm (" in str(error)
+        assert "in use is shm" in str(error)
         await until(lambda: stage.diary.lost == [1], "the refused session's end")
 
 
@@ -314,6 +314,27 @@ async def test_only_clean_ends_leave_the_memory() -> None:
         await until(lambda: len(stage.diary.lost) == 3, "the end of all sessions")
         assert stage.region.view is not view
         await raised(PeerLost, bystander.flush())
+
+
+@needs_libucp
+async def test_beats_leave_a_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that is looked at from time to time, idle or not, stays the same session."""
+    looks = 0
+    check = UcxMemory._check
+
+    def counted(memory: UcxMemory) -> None:
+        nonlocal looks
+        looks += 1
+        check(memory)
+
+    monkeypatch.setattr(UcxMemory, "_check", counted)
+    async with region(options=evolve(SECRET, silence_seconds=0.4)) as stage:
+        memory = await stage.connect()
+        await until(lambda: looks >= 8, "two spans of silence")
+        await memory.post(Chain((Write(0, (b"still here",)),)))
+        await memory.flush()
+        assert stage.diary.lost == []
+        await memory.close()
 
 
 @needs_libucp
