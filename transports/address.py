@@ -1,7 +1,8 @@
 """Addresses: ``scheme://host:port/name?option=value``.
 
 The part before the name says where a process listens; the name says which of its regions is meant
-(``control``, ``actor/7``). Hosts of IPv6 stand in brackets. ``local`` addresses have no port.
+(``control``, ``actor/7``). Hosts of IPv6 stand in brackets. ``local`` addresses have no port. The name
+may also stand behind the options, so that it can be appended to the text of any address.
 """
 
 from collections.abc import Mapping
@@ -36,12 +37,13 @@ class Address:
             raise AddressError(f"{text!r} is no address; {_FORM}")
         if parts.username is not None or parts.fragment:
             raise AddressError(f"{text!r} has a user or a fragment, which no transport knows; {_FORM}")
+        query, _, appended = parts.query.partition("/")  # a slash within an option is written %2F
         return cls(
             scheme=parts.scheme,
             host=parts.hostname,
             port=port or 0,
-            name=unquote(parts.path.lstrip("/")),
-            options=dict(parse_qsl(parts.query)),
+            name=unquote("/".join(filter(None, (parts.path.lstrip("/"), appended)))),
+            options=dict(parse_qsl(query)),
         )
 
     def region(self, name: str) -> "Address":

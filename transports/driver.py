@@ -97,24 +97,22 @@ class RegionRun(Generic[_Result]):
     """One run of a consumer's program on the region of its own process.
 
     ``advance`` goes on until the program has finished or wants sessions fenced; in the second case
-    the caller fences ``wants_fenced`` and calls ``advance`` again.
+    the caller fences ``wants_fenced`` and calls ``advance`` again, with the view that the region has then.
     """
 
-    __slots__ = ("_program", "_view", "finished", "result", "wants_fenced")
+    __slots__ = ("_program", "finished", "result", "wants_fenced")
 
     result: _Result
     """What the program returned; set once ``finished``."""
 
-    def __init__(self, program: Program[_Result], view: memoryview) -> None:
+    def __init__(self, program: Program[_Result]) -> None:
         self._program = program
-        self._view = view
         self.finished = False
         self.wants_fenced: tuple[int, ...] = ()
 
-    def advance(self) -> None:
-        """Carry out loads and stores until the next fence or the end."""
+    def advance(self, view: memoryview) -> None:
+        """Carry out loads and stores on the region's memory until the next fence or the end."""
         assert not self.finished
-        view = self._view
         outcome: object = None
         try:
             while True:
@@ -136,7 +134,7 @@ class RegionRun(Generic[_Result]):
 
 def run_on_region(program: Program[_Result], view: memoryview) -> _Result:
     """Run a consumer's program that never fences; returns its result."""
-    region_run = RegionRun(program, view)
-    region_run.advance()
+    region_run = RegionRun(program)
+    region_run.advance(view)
     assert region_run.finished, "this program must not fence"
     return region_run.result

@@ -50,6 +50,7 @@ _CAPABILITIES: Final = Capabilities(
     fences_sessions=True,
     guarded_bytes_max=1 << 32,
     zero_copy_send=True,
+    wire="memory",
 )
 
 

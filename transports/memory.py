@@ -43,13 +43,15 @@ class Capabilities:
 
     atomics: Atomics
     one_sided: bool
-    """Writes and reads land without the owner's processor."""
+    """Posted writes land without the owner's processor."""
     fences_sessions: bool
     """One session can be revoked alone; otherwise the whole region is retired."""
     guarded_bytes_max: int = 0
     """Largest chain that may ride behind a swap in one ``Guarded``; 0: not supported."""
     zero_copy_send: bool = True
     """Buffers are handed to the wire without being joined or copied in user space."""
+    wire: str = ""
+    """What carries the bytes, for people: ``tcp``, ``shm (sysv/memory)``."""
 
 
 @frozen
@@ -156,7 +158,11 @@ class Region(ABC):
     @property
     @abstractmethod
     def view(self) -> memoryview:
-        """The memory itself: writable, format ``B``, 64-byte aligned."""
+        """The memory itself: writable, format ``B``, 64-byte aligned.
+
+        When a session ends, by a fence or otherwise, other memory with the same bytes may take its place.
+        Views taken before stay readable; what is written belongs into the view that is there now.
+        """
 
     @property
     @abstractmethod
@@ -167,7 +173,8 @@ class Region(ABC):
     async def fence(self, sessions: Sequence[int]) -> None:
         """Revoke these sessions; when it returns no write of theirs can land any more.
 
-        Unknown or already closed sessions are no error.
+        Unknown or already closed sessions are no error. Where a session cannot be revoked alone, others
+        end too and are reported as lost.
         """
 
     @abstractmethod

@@ -6,7 +6,7 @@ while one of them is under way polls find nothing:
 * a fence. The ring's memory is left alone meanwhile; releases wait their turn in ``_deferred``.
 * the hash of a large payload. It is computed in a thread, so that the loop goes on receiving and
   answering; then the ring is polled again, with the hash at hand. Had a session ended in between,
-  bytes may have landed behind the hash, and it is computed once more.
+  bytes may have landed behind the hash or the region's memory may be another, and all begins anew.
 """
 
 import asyncio
@@ -281,9 +281,9 @@ class Receiver:
 
     def _poll(self) -> Delivery | None:
         """Look at the ring once; what takes longer goes on in the background and ends in ``_ready``."""
-        poll = RegionRun(self._consumer.poll(self._clock()), self._open_region().view)
+        poll = RegionRun(self._consumer.poll(self._clock()))
         try:
-            poll.advance()
+            poll.advance(self._open_region().view)
         except _HashElsewhere as large:
             self._hashing = True
             self._background.start(self._hash(large.payload))
@@ -296,11 +296,12 @@ class Receiver:
 
     async def _hash(self, payload: Sequence[Bytes]) -> None:
         before = self._notifications
-        computed = ended = -1
-        while ended != self._sessions_ended:
-            ended = self._sessions_ended
-            computed = await asyncio.to_thread(hash_payload, payload)
+        ended = self._sessions_ended
+        computed = await asyncio.to_thread(hash_payload, payload)
         self._hashing = False
+        if ended != self._sessions_ended:
+            self._wake()  # whoever waits polls again, and finds the payload where it is now
+            return
         self._consumer.computed, self._consumer.hashes_here = computed, True
         try:
             delivery = self._poll()
@@ -319,7 +320,7 @@ class Receiver:
         self._consumer.hashes_here = True
         while not poll.finished:
             await region.fence(poll.wants_fenced)
-            poll.advance()
+            poll.advance(region.view)  # a fence may have put other memory in its place
         self._consumer.hashes_here = False
         self._fencing = False
         deferred, self._deferred = self._deferred, []

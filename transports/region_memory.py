@@ -18,27 +18,24 @@ _WORD_MASK: Final = (1 << 64) - 1
 
 
 class RegionMemory:
-    """Zeroed, page-aligned bytes with bounds-checked access."""
+    """Zeroed, page-aligned bytes with bounds-checked access.
+
+    Args:
+        size_bytes: How many.
+        view: Memory of this size that is there already; otherwise it is taken from the system.
+    """
 
     __slots__ = ("size_bytes", "view")
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, view: memoryview | None = None) -> None:
         if size_bytes < WORD_BYTES:
             raise ValueError(f"a region needs at least {WORD_BYTES} bytes, not {size_bytes}")
-        # Private and anonymous: zero pages come on first use, so a large ring costs what it carries.
-        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if size_bytes >= _HUGE_PAGE_BYTES:
-            with suppress(OSError):  # a kernel without huge pages is only slower
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        self.view = memoryview(memory)
+        self.view = _from_system(size_bytes) if view is None else view
         self.size_bytes = size_bytes
 
     def span(self, offset: int, length: int) -> memoryview:
         """The bytes at ``offset``; raises ``ProtocolError`` unless all of them lie in the region."""
-        if not 0 <= offset <= offset + length <= self.size_bytes:
-            raise ProtocolError(
-                f"bytes {offset}..{offset + length} lie outside the region of {self.size_bytes} bytes"
-            )
+        check_span(offset, length, self.size_bytes)
         return self.view[offset : offset + length]
 
     def read(self, offset: int, length: int) -> bytes:
@@ -51,7 +48,7 @@ class RegionMemory:
 
     def compare_and_swap(self, offset: int, expected: int, desired: int) -> int:
         """Swap the word at ``offset`` if it is ``expected``; the word found."""
-        self._check_word(offset)
+        check_word(offset, self.size_bytes)
         (found,) = _WORD.unpack_from(self.view, offset)
         if found == expected:
             _WORD.pack_into(self.view, offset, desired)
@@ -59,13 +56,28 @@ class RegionMemory:
 
     def fetch_and_add(self, offset: int, addend: int) -> int:
         """Add to the word at ``offset`` modulo 2**64; the word found."""
-        self._check_word(offset)
+        check_word(offset, self.size_bytes)
         (found,) = _WORD.unpack_from(self.view, offset)
         _WORD.pack_into(self.view, offset, (found + addend) & _WORD_MASK)
         return int(found)
 
-    def _check_word(self, offset: int) -> None:
-        if offset % WORD_BYTES or not 0 <= offset <= self.size_bytes - WORD_BYTES:
-            raise ProtocolError(
-                f"offset {offset} is no aligned word of the region of {self.size_bytes} bytes"
-            )
+
+def check_span(offset: int, length: int, size_bytes: int) -> None:
+    """Raise ``ProtocolError`` unless these bytes lie in a region of this size."""
+    if not 0 <= offset <= offset + length <= size_bytes:
+        raise ProtocolError(f"bytes {offset}..{offset + length} lie outside the region of {size_bytes} bytes")
+
+
+def check_word(offset: int, size_bytes: int) -> None:
+    """Raise ``ProtocolError`` unless an aligned word of a region of this size is there."""
+    if offset % WORD_BYTES or not 0 <= offset <= size_bytes - WORD_BYTES:
+        raise ProtocolError(f"offset {offset} is no aligned word of the region of {size_bytes} bytes")
+
+
+def _from_system(size_bytes: int) -> memoryview:
+    # Private and anonymous: zero pages come on first use, so a large ring costs what it carries.
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size_bytes >= _HUGE_PAGE_BYTES:
+        with suppress(OSError):  # a kernel without huge pages is only slower
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)

@@ -83,6 +83,11 @@ class Sender:
         return self._link.address
 
     @property
+    def wire(self) -> str:
+        """What carries the bytes now, as the transport names it; another session may have another wire."""
+        return self._current().memory.capabilities.wire
+
+    @property
     def delivered(self) -> int:
         """Messages of this identity that the receiver has been seen to take."""
         return self._kept[0].number if self._kept else self._next_number

@@ -52,11 +52,25 @@ class TcpTransport(Transport):
         context = _owner_tls(address, options)
         server = await _bind(address)
         port = server.getsockname()[1]
-        listener = TcpListener(server, evolve(address, port=port, name=""), options, context)
+        try:
+            listener = self._new_listener(server, evolve(address, port=port, name=""), options, context)
+        except BaseException:
+            server.close()
+            raise
         try:
             yield listener
         finally:
             await listener.close()
+
+    # What a transport that builds on this one makes in another way.
+
+    def _new_listener(
+        self, server: socket.socket, address: Address, options: Options, context: ssl.SSLContext | None
+    ) -> "TcpListener":
+        return TcpListener(server, address, options, context)
+
+    def _new_memory(self, address: Address, hello: bytes, options: Options, *, encrypted: bool) -> TcpMemory:
+        return TcpMemory(address, hello, options, encrypted=encrypted)
 
     async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
         """Open a session on the region that ``address`` names."""
@@ -64,7 +78,8 @@ class TcpTransport(Transport):
         try:
             async with asyncio.timeout(options.connect_timeout_seconds):
                 connection = await _connect_socket(address)
-                return await _open_session(connection, address, hello, options, context)
+                memory = self._new_memory(address, hello, options, encrypted=context is not None)
+                return await _open_session(connection, memory, address, options, context)
         except TimeoutError:
             raise OperationTimeout(
                 f"{address} did not open a session within {options.connect_timeout_seconds} s"
@@ -77,12 +92,11 @@ class TcpTransport(Transport):
 
 async def _open_session(
     connection: socket.socket,
+    memory: TcpMemory,
     address: Address,
-    hello: bytes,
     options: Options,
     context: ssl.SSLContext | None,
 ) -> TcpMemory:
-    memory = TcpMemory(address, hello, options, encrypted=context is not None)
     try:
         if context is None:
             memory.wire = SocketWire(connection, memory)
@@ -136,9 +150,9 @@ class TcpListener(Listener):
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         if name in self._regions:
             raise ValueError(f"{self._address.region(name)} serves a region of this name already")
-        region = TcpRegion(
+        region = self._new_region(
             self._address.region(name),
-            RegionMemory(size_bytes),
+            self._new_memory(size_bytes),
             accept=accept,
             on_notify=on_notify,
             on_session_lost=on_session_lost,
@@ -146,6 +160,16 @@ class TcpListener(Listener):
         )
         self._regions[name] = region
         return region
+
+    # What a transport that builds on this one makes in another way.
+
+    _new_region: Callable[..., TcpRegion] = TcpRegion
+
+    def _new_memory(self, size_bytes: int) -> RegionMemory:
+        return RegionMemory(size_bytes)
+
+    def _new_session(self, peer: str) -> OwnerSession:
+        return OwnerSession(self, peer)
 
     async def close(self) -> None:
         """Close the port, every region and every connection."""
@@ -202,7 +226,7 @@ class TcpListener(Listener):
         self._loop.add_reader(self._server.fileno(), self._acceptable)
 
     def _receive(self, connection: socket.socket, peer: str) -> None:
-        session = OwnerSession(self, peer)
+        session = self._new_session(peer)
         self._sessions.add(session)
         if self._context is None:
             session.wire = SocketWire(connection, session)

@@ -27,9 +27,13 @@ GUARDED    prod.   offset            expected      desired    writes x (u64 offs
 GUARD      prod.   offset            expected      desired    the same without bytes: WRITEs follow
 FLUSH      prod.
 LISTEN     prod.   nudges seen
+ATTACH     prod.
+WIRE       prod.                                              what carries the writes (UTF-8)
+LANDED     prod.
 WORD       owner   the word found    nudges
 DATA       owner                     nudges                   the bytes
 NUDGE      owner                     nudges
+ATTACHED   owner   memory's address  key length               16 B doorbell, key, worker's address
 ENDED      owner   reason's code                              reason (UTF-8)
 BEAT       both
 =========  ======  ================  ============  =========  ======================================
@@ -37,6 +41,9 @@ BEAT       both
 Operations of one connection are carried out in the order of their frames. Every length is checked
 against the bound of its kind before anything is stored; what a bound does not allow, and what is
 not in the table of the state the connection is in, is a ``ProtocolError``.
+
+ATTACH, WIRE, LANDED and ATTACHED are for sessions whose writes go beside this connection (``ucx``): the
+tcp transport's own bounds leave them out.
 
 A small chain behind a swap comes in one GUARDED frame. A larger one comes as a GUARD and as many WRITE
 frames as it names: their bytes are received into the region, or, if the swap did not take place, dropped.
@@ -109,10 +116,14 @@ class Kind(enum.IntEnum):
     FLUSH = 21
     LISTEN = 22
     GUARD = 23
+    ATTACH = 24
+    WIRE = 25
+    LANDED = 26
     WORD = 32
     DATA = 33
     NUDGE = 34
     ENDED = 35
+    ATTACHED = 36
     BEAT = 48
 
 

@@ -163,6 +163,8 @@ class OwnerSession:
     """One connection, from its first byte; an ``Endpoint``."""
 
     wire: Wire
+    writes_itself = False
+    """The producer can write to the region's memory without this process."""
 
     def __init__(self, house: House, peer: str) -> None:
         self._house = house

@@ -38,6 +38,7 @@ CAPABILITIES: Final = Capabilities(
     fences_sessions=True,
     guarded_bytes_max=frames.GUARDED_BYTES_MAX,
     zero_copy_send=True,
+    wire="tcp",
 )
 
 _TAGS: Final = 1 << 32
@@ -63,7 +64,9 @@ class TcpMemory(RemoteMemory):
     def __init__(self, address: Address, hello: bytes, options: Options, *, encrypted: bool) -> None:
         self._address = address
         self._options = options
-        self._capabilities = evolve(CAPABILITIES, zero_copy_send=not encrypted)
+        self._capabilities = CAPABILITIES
+        if encrypted:
+            self._capabilities = evolve(CAPABILITIES, zero_copy_send=False, wire="tls")
         self._loop = asyncio.get_running_loop()
         self._ending = Ending()
         self._reader = FrameReader(frames.PRODUCER_EXPECTS_CHALLENGE, self._place)
@@ -256,7 +259,7 @@ class TcpMemory(RemoteMemory):
         if not self._ending.reach(error):
             return
         self._pulse.stop()
-        self.wire.close()
+        self._hang_up()
         if not self._opened.done():
             self._opened.set_exception(self._not_opened(error))
             self._opened.exception()  # perhaps nobody waits for it yet, or any more
@@ -266,6 +269,9 @@ class TcpMemory(RemoteMemory):
                 question.answer.set_exception(self._ending.error())
         self.has_room()
         self._wake()
+
+    def _hang_up(self) -> None:
+        self.wire.close()
 
     def _not_opened(self, error: TransportError) -> TransportError:
         if isinstance(error, PeerLost):

@@ -340,20 +340,24 @@ async def _ring_inbox(address: str) -> AsyncIterator[Receiver]:
         yield receiver
 
 
-@asynccontextmanager
-async def _open_ring_tcp() -> AsyncIterator[Near]:
-    async with (
-        _ring_inbox(f"tcp://{_LOOPBACK}:0") as receiver,
-        _far_process("ring-tcp", str(receiver.address)) as address,
-        open_sender(address, "near") as sender,
-    ):
-        yield _RingNear(sender, receiver)
+def _ring_backend(name: str, place: str) -> Backend:
+    """The ring between two processes, each with an inbox at ``place``."""
 
+    @asynccontextmanager
+    async def open_near() -> AsyncIterator[Near]:
+        async with (
+            _ring_inbox(place) as receiver,
+            _far_process(name, str(receiver.address)) as address,
+            open_sender(address, "near") as sender,
+        ):
+            yield _RingNear(sender, receiver)
 
-async def _serve_ring_tcp(arguments: list[str]) -> None:
-    async with _ring_inbox(f"tcp://{_LOOPBACK}:0") as receiver, open_sender(arguments[0], "far") as sender:
-        _say(receiver.address)
-        await _serve_ring(receiver, sender)
+    async def serve(arguments: list[str]) -> None:
+        async with _ring_inbox(place) as receiver, open_sender(arguments[0], "far") as sender:
+            _say(receiver.address)
+            await _serve_ring(receiver, sender)
+
+    return Backend(name, open_near, serve)
 
 
 async def _serve_ring(receiver: Receiver, sender: Sender) -> None:
@@ -391,7 +395,8 @@ BACKENDS: Final[dict[str, Backend]] = {
         Backend("asyncio-sockets", _open_loop, _serve_loop),
         Backend("asyncio-streams", _open_streams, _serve_streams),
         Backend("pyzmq", _open_zmq, _serve_zmq),
-        Backend("ring-tcp", _open_ring_tcp, _serve_ring_tcp),
+        _ring_backend("ring-tcp", f"tcp://{_LOOPBACK}:0"),
+        _ring_backend("ring-ucx", f"ucx://{_LOOPBACK}:0?require=shm"),
         Backend("ring-local", _open_ring_local, _serve_ring_local),
     )
 }

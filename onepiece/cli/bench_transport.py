@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from onepiece.cli.bench_backends import BACKENDS, ECHO, LAST, LENGTH_MAX, TAKE, Near
+from transports import UnknownScheme, transport_for
 
 _RAW: Final = "raw-sockets"
 _ROUNDS: Final = 5
@@ -186,12 +187,24 @@ def _positive(text: str) -> int:
 
 
 def chosen_backends(wanted: Sequence[str] | None) -> list[str]:
-    """The backends to measure, raw sockets first; pyzmq only where it is installed."""
+    """The backends to measure, raw sockets first; those that something is missing for are left out."""
     names = [name for name in BACKENDS if wanted is None or name in wanted or name == _RAW]
-    if "pyzmq" in names and find_spec("zmq") is None:
-        print("pyzmq is not installed and is left out (pip install -e '.[bench]')", file=sys.stderr)
-        names.remove("pyzmq")
+    for name in list(names):
+        if (missing := _missing(name)) is not None:
+            print(f"{name} is left out: {missing}", file=sys.stderr)
+            names.remove(name)
     return names
+
+
+def _missing(backend: str) -> str | None:
+    if backend == "pyzmq" and find_spec("zmq") is None:
+        return "pyzmq is not installed (pip install -e '.[bench]')"
+    if backend == "ring-ucx":
+        try:
+            transport_for("ucx")
+        except UnknownScheme as missing:
+            return str(missing)
+    return None
 
 
 def run(argv: list[str]) -> int:

@@ -28,6 +28,7 @@ from attrs import define, field
 import onepiece
 from onepiece.node.state_directory import remove_abandoned
 from tests.acceptance.http_api import Api
+from transports import Address
 
 READY_SECONDS: Final = 90.0
 """For what should take a few seconds; machines that run other things at once are slow."""
@@ -122,7 +123,7 @@ class NodeProcess:
     def ports(self) -> set[int]:
         """What it listens on, as far as it has said so."""
         places = [self._ready.get("address"), self._ready.get("http")]
-        return {int(place.rpartition(":")[2]) for place in places if place}
+        return {Address.parse(place).port for place in places if place}
 
     def wait_listening(self) -> Mapping[str, Any]:
         """Wait for its ready file; what that says."""

@@ -9,6 +9,7 @@ from rich.console import Console
 from onepiece.cli import bench_transport
 from onepiece.cli.bench_backends import BACKENDS, far_command
 from onepiece.cli.bench_transport import METRICS, Samples, chosen_backends, rows_of, run, table_of
+from transports import UnknownScheme
 
 ROUND_TRIP, BANDWIDTH = METRICS[0], METRICS[-1]
 
@@ -40,11 +41,18 @@ def test_no_ratio_without_raw_sockets() -> None:
 def test_backends_are_chosen_beside_raw_sockets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Raw sockets are always measured; pyzmq is left out with a word where it is not installed."""
+    """Raw sockets are always measured; what something is missing for is left out with a word."""
     assert chosen_backends(["ring-tcp"]) == ["raw-sockets", "ring-tcp"]
+
+    def no_transport(scheme: str) -> None:
+        raise UnknownScheme(f"no library for {scheme}")
+
     monkeypatch.setattr(bench_transport, "find_spec", lambda _: None)
-    assert chosen_backends(None) == [name for name in BACKENDS if name != "pyzmq"]
-    assert "pyzmq is not installed" in capsys.readouterr().err
+    monkeypatch.setattr(bench_transport, "transport_for", no_transport)
+    assert chosen_backends(None) == [name for name in BACKENDS if name not in {"pyzmq", "ring-ucx"}]
+    said = capsys.readouterr().err
+    assert "pyzmq is not installed" in said
+    assert "no library for ucx" in said
 
 
 @pytest.mark.parametrize(
@@ -64,8 +72,9 @@ def test_every_backend_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """One quick round of everything: the rows are complete and positive, and no far end stays behind."""
     assert run(["--quick", "--rounds", "1", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert {row["backend"] for row in rows} == set(BACKENDS)
-    assert len(rows) == len(BACKENDS) * len(METRICS)
+    measured = set(chosen_backends(None))
+    assert {row["backend"] for row in rows} == measured
+    assert len(rows) == len(measured) * len(METRICS)
     for row in rows:
         assert set(row) == {"backend", "metric", "size_bytes", "median", "unit", "ratio_to_raw_sockets"}
         assert row["median"] > 0

@@ -5,8 +5,10 @@ from itertools import count
 import pytest
 
 from transports.address import Address
+from transports.errors import UnknownScheme
 from transports.local import LocalTransport
 from transports.memory import Options
+from transports.registry import transport_for
 from transports.tcp import TcpTransport
 from transports.testing import (
     ALL_CHANNEL_CHECKS,
@@ -34,7 +36,17 @@ def tcp_with_secret() -> Setting:
     return Setting(TcpTransport(), Address.parse("tcp://127.0.0.1:0"), Options(secret=b"of this cluster"))
 
 
-MAKERS = [local, tcp, tcp_with_secret]
+def ucx() -> Setting:
+    """Shared memory between two workers of this process: nothing less will do."""
+    try:
+        transport = transport_for("ucx")
+    except UnknownScheme as missing:
+        pytest.skip(f"no libucp: {missing}")
+    address = Address.parse("ucx://127.0.0.1:0?require=shm")
+    return Setting(transport, address, Options(secret=b"of this cluster"))
+
+
+MAKERS = [local, tcp, tcp_with_secret, ucx]
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)

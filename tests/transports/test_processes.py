@@ -10,8 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from transports import Address, Geometry, Leniency, Options, Receiver, open_receiver
-from transports.tcp import TcpTransport
+from transports import (
+    Address,
+    Geometry,
+    Leniency,
+    Options,
+    Receiver,
+    UnknownScheme,
+    open_receiver,
+    transport_for,
+)
 from transports.testing import until
 from transports.testing.producer_process import STEPS, body_of
 
@@ -22,11 +30,24 @@ PATIENT = Leniency(lease_seconds=20.0)
 LIMIT_SECONDS = 150.0
 
 
+@pytest.fixture(params=["tcp://127.0.0.1:0", "ucx://127.0.0.1:0?require=shm"])
+def place(request: pytest.FixtureRequest) -> Address:
+    """Where an inbox may be: its senders' writes go through the owner, or past it."""
+    address = Address.parse(request.param)
+    try:
+        transport_for(address)
+    except UnknownScheme as missing:
+        pytest.skip(f"no libucp: {missing}")
+    return address
+
+
 @asynccontextmanager
-async def serving(leniency: Leniency, options: Options | None = None) -> AsyncIterator[Receiver]:
+async def serving(
+    place: Address, leniency: Leniency, options: Options | None = None
+) -> AsyncIterator[Receiver]:
     """An inbox on a free port."""
     async with (
-        TcpTransport().listen(Address.parse("tcp://127.0.0.1:0"), options or Options()) as listener,
+        transport_for(place).listen(place, options or Options()) as listener,
         open_receiver(listener, "actor/7", GEOMETRY, leniency=leniency) as receiver,
     ):
         yield receiver
@@ -67,11 +88,11 @@ async def take(receiver: Receiver, wanted: dict[str, int], seen: Counter[str]) -
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_killed_at_each_step(step: str) -> None:
+async def test_killed_at_each_step(place: Address, step: str) -> None:
     """A producer killed at a step holds nobody up; back under its identity, all arrive once, in order."""
     count, number = 12, 5
     seen: Counter[str] = Counter()
-    async with serving(STRICT) as receiver:
+    async with serving(place, STRICT) as receiver:
         async with producing(receiver, "dying", count, "--number", str(number), "--step", step) as dying:
             survived = number + (step == "behind the commit")
             await take(receiver, {"dying": survived}, seen)
@@ -87,11 +108,11 @@ async def test_killed_at_each_step(step: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["behind the swap", "behind the payload", "behind the slot"])
-async def test_stopped_past_its_lease(step: str) -> None:
+async def test_stopped_past_its_lease(place: Address, step: str) -> None:
     """A producer stopped past the lease is fenced; continued, it writes nowhere, and sends again."""
     count, number = 12, 5
     seen: Counter[str] = Counter()
-    async with serving(STRICT) as receiver:
+    async with serving(place, STRICT) as receiver:
         flags = ("--number", str(number), "--step", step, "--signal", "SIGSTOP")
         async with (
             producing(receiver, "stopped", count, *flags) as stopped,
@@ -109,11 +130,11 @@ async def test_stopped_past_its_lease(step: str) -> None:
         assert receiver.poll_nowait() is None
 
 
-async def test_silent_producer_is_noticed() -> None:
+async def test_silent_producer_is_noticed(place: Address) -> None:
     """A stopped producer that holds nothing up is still noticed as gone, and may come back."""
     seen: Counter[str] = Counter()
     options = Options(silence_seconds=0.5)
-    async with serving(PATIENT, options) as receiver:
+    async with serving(place, PATIENT, options) as receiver:
         flags = ("--number", "5", "--step", "behind the commit", "--signal", "SIGSTOP")
         async with producing(receiver, "silent", 12, *flags) as silent:
             await take(receiver, {"silent": 6}, seen)
@@ -125,11 +146,11 @@ async def test_silent_producer_is_noticed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-async def test_two_processes_race_for_slots() -> None:
+async def test_two_processes_race_for_slots(place: Address) -> None:
     """Two processes that pause between reading the tail and swapping it: each message once (fault 42)."""
     count = 10_000
     seen: Counter[str] = Counter()
-    async with serving(PATIENT) as receiver:
+    async with serving(place, PATIENT) as receiver:
         async with (
             producing(receiver, "left", count, "--dawdle", "0.001", "--seed", "1") as left,
             producing(receiver, "right", count, "--dawdle", "0.001", "--seed", "2") as right,

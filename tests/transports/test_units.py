@@ -50,6 +50,13 @@ def test_addresses_come_back(text: str) -> None:
     assert str(address.region("other")).partition("/other")[0] in text
 
 
+def test_names_can_be_appended() -> None:
+    """A name stands for the region wherever it was appended, before the options or behind them."""
+    wanted = Address("ucx", "host", 1, "actor/7", {"require": "shm", "path": "/a/b"})
+    assert Address.parse(str(wanted.region("")) + "/actor/7") == wanted
+    assert Address.parse(str(wanted)) == wanted
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "7070", "127.0.0.1:7070", "tcp://", "tcp://:7070", "tcp://h:port", "tcp://h:99999", "tcp://u@h:1"],
@@ -98,7 +105,7 @@ def test_third_party_transports_are_loaded(installed: dict[str, EntryPoint]) -> 
     installed["absent"] = EntryPoint("absent", "package_that_is_not_there:Transport", group)
     installed["other"] = EntryPoint("other", "builtins:dict", group)
     assert isinstance(registry.transport_for("carrier"), LocalTransport)
-    assert registry.known_schemes() == ("absent", "carrier", "local", "other", "tcp")
+    assert registry.known_schemes() == ("absent", "carrier", "local", "other", "tcp", "ucx")
     with pytest.raises(UnknownScheme, match="package_that_is_not_there"):
         registry.transport_for("absent")
     with pytest.raises(UnknownScheme, match="makes no Transport"):
@@ -163,10 +170,10 @@ def test_region_programs_run_without_a_loop() -> None:
         return seen
 
     view = memoryview(bytearray(64))
-    running = RegionRun(program(), view)
+    running = RegionRun(program())
 
     def finished() -> bool:
-        running.advance()
+        running.advance(view)
         return running.finished
 
     assert not finished()

@@ -1,0 +1,110 @@
+"""The ucx transport: tcp's sessions, and writes that need no processor of the owner's.
+
+``ucx://host:port/name``. The port is a connection as of ``tcp``: it proves the cluster secret, carries
+questions, answers, beats and reasons, and its end is the session's end. Beside it UCX finds a wire
+into the owner's memory: shared memory between processes of a host, or RDMA. Where there is none the
+session goes on over its connection alone; ``?require=one-sided`` (or ``shm``, ``rdma``) makes that
+an error, and ``RemoteMemory.capabilities.wire`` says what is in use.
+
+What it survives: whatever tcp survives, and a producer that goes on writing after its session has
+ended. What it does not: a member of the cluster that means harm. It can write anywhere in the
+regions that it has a session on.
+"""
+
+import socket
+import ssl
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from transports._libucp import UcpError, UcpMissingError, load
+from transports.address import Address
+from transports.errors import ConnectFailed, ListenFailed, UnknownScheme
+from transports.memory import Listener, Options, RemoteMemory
+from transports.region_memory import RegionMemory
+from transports.tcp import TcpListener, TcpTransport
+from transports.tcp_producer import TcpMemory
+from transports.ucx_link import Requirement
+from transports.ucx_owner import UcxOwnerSession, UcxRegion, new_memory
+from transports.ucx_producer import UcxMemory
+from transports.ucx_worker import Role, Worker
+
+_NO_TLS: Final = "ucx does not encrypt what is written beside the connection; use tcp with certificates"
+
+
+class UcxTransport(TcpTransport):
+    """Serves and reaches regions over UCX; raises ``UnknownScheme`` where there is no libucp."""
+
+    scheme = "ucx"
+
+    def __init__(self) -> None:
+        try:
+            load()
+        except UcpMissingError as error:
+            raise UnknownScheme(f"ucx:// cannot be used: {error}") from error
+
+    def listen(self, address: Address, options: Options) -> AbstractAsyncContextManager[Listener]:
+        """Bind host and port (0: a free one); raises ``ListenFailed``."""
+        Requirement.of(address)
+        if _wants_tls(options):
+            raise ListenFailed(f"cannot listen on {address}: {_NO_TLS}")
+        return super().listen(address, options)
+
+    async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
+        """Open a session on the region that ``address`` names."""
+        Requirement.of(address)
+        if _wants_tls(options):
+            raise ConnectFailed(f"cannot connect to {address}: {_NO_TLS}")
+        try:
+            return await super().connect(address, hello, options)
+        except UcpError as error:
+            raise ConnectFailed(f"cannot connect to {address}: {error}") from error
+
+    def _new_listener(
+        self, server: socket.socket, address: Address, options: Options, context: ssl.SSLContext | None
+    ) -> TcpListener:
+        assert context is None
+        try:
+            return UcxListener(server, address, options)
+        except UcpError as error:
+            raise ListenFailed(f"cannot listen on {address}: {error}") from error
+
+    def _new_memory(self, address: Address, hello: bytes, options: Options, *, encrypted: bool) -> TcpMemory:
+        assert not encrypted
+        return UcxMemory(address, hello, options)
+
+
+def _wants_tls(options: Options) -> bool:
+    return options.tls_certificate is not None or options.tls_authority is not None
+
+
+class UcxListener(TcpListener):
+    """A bound port, and the worker that producers reach beside it."""
+
+    _new_region = UcxRegion
+
+    def __init__(self, server: socket.socket, address: Address, options: Options) -> None:
+        self.requirement = Requirement.of(address)
+        self.doorbells: dict[bytes, UcxOwnerSession] = {}
+        self._worker = Worker(Role.OWNER, self._rung)
+        super().__init__(server, address, options, None)
+
+    @property
+    def worker_address(self) -> bytes:
+        """By which producers make endpoints."""
+        return self._worker.address
+
+    async def close(self) -> None:
+        """Close the port, every region and every connection."""
+        await super().close()
+        self._worker.close()
+
+    def _rung(self, key: bytes) -> None:
+        session = self.doorbells.get(key)
+        if session is not None:
+            session.ring()
+
+    def _new_memory(self, size_bytes: int) -> RegionMemory:
+        return new_memory(size_bytes)
+
+    def _new_session(self, peer: str) -> UcxOwnerSession:
+        return UcxOwnerSession(self, peer)
