@@ -244,3 +244,20 @@ async def test_a_new_life_sends_nothing_of_the_old_one() -> None:
         outbox.forget_all()
         await send(outbox, peer, b"new", on_lost=on_lost)
         assert told == []
+
+
+async def test_what_is_taken_in_the_last_moment_opens_no_link() -> None:
+    """A closing outbox finds a message taken, and whoever hears of it wants to tell others: too late."""
+    told: list[str] = []
+    async with pair() as (outbox, peer), peer.ring():
+
+        def tell() -> None:
+            told.append("taken")
+            outbox.post("local://nobody/control", Consumed("u", "a", "b"))
+
+        await outbox.send(peer.address, [b"one"], kind=KIND_STAGE_INPUT, on_taken=tell)
+        await until(lambda: bool(peer.came))
+        outbox.drop_all()
+        outbox.post("local://nobody/control", Consumed("u", "a", "b"))
+        assert not outbox._links
+    assert told == ["taken"]
