@@ -277,3 +277,12 @@ async def test_a_new_life_sends_nothing_of_the_old_one() -> None:
         outbox.forget_all()
         await send(outbox, peer, b"new", on_lost=on_lost)
         assert told == []
+
+
+async def test_a_closing_outbox_opens_no_link() -> None:
+    """Whoever hears in the last moment that a message was taken may want to tell others: too late."""
+    async with pair() as (outbox, peer), peer.ring():
+        await outbox.send(peer.address, [b"one"], kind=KIND_STAGE_INPUT)
+        outbox.drop_all()
+        outbox.post("local://nobody/control", Consumed("u", "a", "b"))
+        assert not outbox._links
