@@ -39,6 +39,7 @@ KIND_STAGE_INPUT: Final = 2
 KIND_RESULT: Final = 3
 KIND_RECORD: Final = 4
 KIND_COPY: Final = 5
+KIND_CHECKPOINT: Final = 6
 
 
 Trail: TypeAlias = Mapping[str, bytes]

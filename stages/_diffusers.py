@@ -157,8 +157,8 @@ class ImageEncoder:
 
 
 @define
-class LatentEncoder:
-    """First frame to the latents that denoising starts from: the VAE's encoder."""
+class _Autoencoder:
+    """What both of the VAE's halves are loaded from."""
 
     _device: "torch.device"
     _pipeline: Any
@@ -169,6 +169,11 @@ class LatentEncoder:
         loader = _Loader.start(model, device)
         vae = loader.network(libraries().vae, "vae", "float32")
         return cls(loader.device, _pipeline_of(vae=vae))
+
+
+@define
+class LatentEncoder(_Autoencoder):
+    """First frame to the latents that denoising starts from: the VAE's encoder."""
 
     def encode(
         self, image: "Image", *, height: int, width: int, num_frames: int, seed: int
@@ -278,18 +283,8 @@ class Denoiser:
 
 
 @define
-class Decoder:
+class Decoder(_Autoencoder):
     """Latents to frames: the VAE's decoder."""
-
-    _device: "torch.device"
-    _pipeline: Any
-
-    @classmethod
-    def load(cls, model: WanModel, device: str) -> Self:
-        """Load the VAE. Blocks."""
-        loader = _Loader.start(model, device)
-        vae = loader.network(libraries().vae, "vae", "float32")
-        return cls(loader.device, _pipeline_of(vae=vae))
 
     def decode(self, latents: "Tensor") -> Frames:
         """Frames of the first video in the batch."""

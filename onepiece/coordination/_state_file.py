@@ -5,7 +5,6 @@ workflow. A state is written in one transaction with sync on, so that it is eith
 or not at all, whatever dies. All of this blocks, and belongs on a thread.
 """
 
-import fcntl
 import os
 from pathlib import Path
 from typing import Final, TypeVar
@@ -17,6 +16,7 @@ from onepiece.codec import decode_control, encode_control, register
 from onepiece.core.inventory import RegisteredWorkflow
 from onepiece.core.manager import ManagerState
 from onepiece.errors import CodecError, ConfigError, StoreFull
+from onepiece.owner_lock import lock_directory
 
 _COUNTERS: Final = b"counters"
 _WORKFLOW: Final = b"workflow/"
@@ -48,11 +48,7 @@ class StateFile:
     @classmethod
     def open(cls, path: Path) -> "StateFile":
         """Open or create the file in this directory; raises ``ConfigError`` if that cannot be."""
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            owner = _lock(path)
-        except OSError as error:
-            raise ConfigError(f"the manager's directory {str(path)!r} is unusable: {error}") from error
+        owner = lock_directory(path, "manager's state")
         try:
             environment = lmdb.open(str(path), map_size=_MAP_BYTES, max_readers=4)
         except lmdb.Error as error:
@@ -118,19 +114,3 @@ class StateFile:
             f"the manager's state in {str(self.path)!r} is of another version of OnePiece ({what}); "
             "start that version, or give an empty directory and register the workflows again"
         )
-
-
-def _lock(path: Path) -> int:
-    descriptor = os.open(path / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise ConfigError(
-            f"the manager's directory {str(path)!r} is in use by process {owner}: stop that node, or give "
-            "this one another directory"
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor

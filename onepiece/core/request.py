@@ -36,13 +36,18 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from attrs import define, field, frozen
+from attrs import define, field
 
+from onepiece.core.event_log import LOSSY, EventLog
+from onepiece.core.owned_request import FINAL_KINDS, Ending, OwnedRequest, state_of
 from onepiece.core.request_events import (
     Accepted,
     Adopted,
     CancelAsked,
+    CheckpointFound,
+    CheckpointMissing,
     Effect,
+    EndFound,
     EndStands,
     Event,
     Headed,
@@ -66,82 +71,22 @@ from onepiece.core.request_record import (
 from onepiece.errors import DeadlineExceeded, NodeLost, RequestCancelled, StageFailed, UnknownRequest
 from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus
 
-_LOSSY: Final = {EventKind.PROGRESS, EventKind.PREVIEW}
-_REPORTABLE: Final = frozenset({EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED, *_LOSSY})
+_REPORTABLE: Final = frozenset({EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED, *LOSSY})
 _DEAD_MAX: Final = 4096
-_FINAL_KINDS: Final = {
-    RequestState.FINISHED: EventKind.FINISHED,
-    RequestState.FAILED: EventKind.FAILED,
-    RequestState.CANCELLED: EventKind.CANCELLED,
-}
-
 
 _OfOne: TypeAlias = (
     Headed
     | StageReported
     | StageLost
     | OutputMissing
+    | CheckpointFound
+    | CheckpointMissing
     | ResultArrived
     | RequestBroke
+    | EndFound
     | EndStands
     | CancelAsked
 )
-
-
-def end_event(status: RequestStatus, sequence: int) -> RequestEvent:
-    """The final event of a request of which no more is known than how it ended."""
-    detail: Mapping[str, Any] = status.error or {
-        "result_bytes": status.result_bytes,
-        "content_type": status.content_type,
-    }
-    at = status.finished_at or status.accepted_at
-    return RequestEvent(status.uid, sequence, _FINAL_KINDS[status.state], at, detail=detail)
-
-
-@frozen
-class _Ending:
-    """The error that a request is about to end in, and where it came from."""
-
-    error: Mapping[str, Any]
-    stage: str | None
-    node: str | None
-
-
-@define
-class _Record:
-    """A request as it is now; ``status`` is what is shown of it, made when somebody looks."""
-
-    uid: str
-    workflow: str
-    accepted_at: float
-    deadline_at: float
-    progress: StageProgress
-    key: str | None
-    state: RequestState = RequestState.ACCEPTED
-    ending: _Ending | None = None
-    finished_at: float | None = None
-    error: Mapping[str, Any] | None = None
-    result_bytes: int | None = None
-    content_type: str | None = None
-    events: list[RequestEvent] = field(factory=list)
-    next_sequence: int = 0
-
-    @property
-    def status(self) -> RequestStatus:
-        """The record as it stands, unaffected by what comes later."""
-        return RequestStatus(
-            uid=self.uid,
-            workflow=self.workflow,
-            state=self.state,
-            accepted_at=self.accepted_at,
-            deadline_at=self.deadline_at,
-            finished_at=self.finished_at,
-            stages=self.progress.states(),
-            error=self.error,
-            result_bytes=self.result_bytes,
-            content_type=self.content_type,
-            key=self.key,
-        )
 
 
 @define
@@ -153,7 +98,9 @@ class RequestTable:
     Args:
         records_max: How many ended requests are kept; live ones are never dropped, the budget of the
             proxy bounds those.
+        records_bytes_max: How many bytes they may take, about.
         events_max: How many events are kept for one request; beyond it old progress is dropped.
+        events_bytes_max: How many bytes they may take, about.
         keep_seconds: How long an ended request's record is kept.
         lives_max: How many nodes one stage of one request may cost.
         resends_max: How often inputs are sent to one stage again.
@@ -162,15 +109,18 @@ class RequestTable:
     """
 
     records_max: int
+    records_bytes_max: int
     events_max: int
+    events_bytes_max: int
     keep_seconds: float
     lives_max: int = 2
     resends_max: int = 8
     owners_max: int = 5
-    _live: dict[str, _Record] = field(factory=dict)
+    _live: dict[str, OwnedRequest] = field(factory=dict)
     _dead: "OrderedDict[str, None]" = field(factory=OrderedDict)
     """The latest dead nodes: what they are still reported to have is lost."""
-    _ended: "OrderedDict[str, _Record]" = field(factory=OrderedDict)
+    _ended: "OrderedDict[str, OwnedRequest]" = field(factory=OrderedDict)
+    _ended_bytes: int = 0
     _keys: dict[str, str] = field(factory=dict)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -194,7 +144,7 @@ class RequestTable:
         ended = self._ended.get(event.uid)
         return [] if ended is None else self._release_late(ended, event)
 
-    def _release_late(self, record: _Record, event: _OfOne) -> list[Effect]:
+    def _release_late(self, record: OwnedRequest, event: _OfOne) -> list[Effect]:
         """What a stage retains that is done behind the order to stop, its node is told to let go of."""
         if not isinstance(event, StageReported) or not record.progress.knows(event.stage):
             return []
@@ -204,7 +154,7 @@ class RequestTable:
             return []
         return [ReleaseRetained(event.uid, frozenset({event.life}))]
 
-    def _advance(self, record: _Record, event: _OfOne, now: float) -> list[Effect]:
+    def _advance(self, record: OwnedRequest, event: _OfOne, now: float) -> list[Effect]:
         if record.ending is not None:
             if isinstance(event, EndStands):
                 return self._conclude(record, record.ending, event, now)
@@ -221,10 +171,16 @@ class RequestTable:
             case OutputMissing() if record.progress.knows(event.source):
                 record.progress.lose_output(event.source, event.target)
                 return self._go_on(record)
+            case CheckpointFound():
+                record.progress.await_checkpoint(event.source, event.target, event.life, self._dead)
+                return self._go_on(record)
+            case CheckpointMissing():
+                record.progress.lose_checkpoint(event.source, event.target)
+                return self._go_on(record)
             case ResultArrived():
                 return self._finish(record, event, now)
-            case EndStands():  # another owner was quicker, without this one's hearing of it
-                return self._conclude(record, _Ending({}, None, None), event, now)
+            case EndFound():  # another owner was quicker, without this one's hearing of it
+                return self._conclude(record, Ending({}, None, None), event.stands, now)
             case RequestBroke():
                 return self._fail(record, event.error, stage=event.stage, node=event.node_id)
             case CancelAsked():
@@ -247,7 +203,7 @@ class RequestTable:
 
     def events(self, uid: str, after: int) -> list[RequestEvent]:
         """The kept events with ``sequence > after``; raises ``UnknownRequest``."""
-        return [event for event in self._record(uid).events if event.sequence > after]
+        return self._record(uid).log.after(after)
 
     def statuses(self, *, limit: int, state: str | None) -> list[RequestStatus]:
         """The newest first."""
@@ -262,7 +218,7 @@ class RequestTable:
 
     def event_count(self, uid: str) -> int:
         """How many events a request has had; raises ``UnknownRequest``."""
-        return self._record(uid).next_sequence
+        return self._record(uid).log.next_sequence
 
     def is_live(self, uid: str) -> bool:
         """The request is known and has not ended."""
@@ -291,19 +247,22 @@ class RequestTable:
         """What holds between any two events."""
         assert not self._live.keys() & self._ended.keys()
         assert len(self._ended) <= self.records_max
+        assert self._ended_bytes == sum(record.held_bytes for record in self._ended.values())
+        assert self._ended_bytes <= self.records_bytes_max
         for uid, record in (*self._live.items(), *self._ended.items()):
             status = record.status
             assert uid == status.uid
             assert status.state.is_final == (uid in self._ended)
             assert status.state.is_final == (status.finished_at is not None)
-            finals = [event for event in record.events if event.kind in _FINAL_KINDS.values()]
+            events = record.log.after(-1)
+            finals = [event for event in events if event.kind in FINAL_KINDS.values()]
             assert len(finals) == status.state.is_final
-            sequences = [event.sequence for event in record.events]
+            sequences = [event.sequence for event in events]
             assert sequences == sorted(set(sequences))
         for key, uid in self._keys.items():
             assert self._record(uid).status.key == key
 
-    def _record(self, uid: str) -> _Record:
+    def _record(self, uid: str) -> OwnedRequest:
         record = self._live.get(uid) or self._ended.get(uid)
         if record is None:
             raise UnknownRequest(
@@ -314,14 +273,14 @@ class RequestTable:
 
     def _accept(self, event: Accepted, now: float) -> list[Effect]:
         record = self._add(event, RequestState.ACCEPTED, now)
-        return [self._emit(record, EventKind.ACCEPTED, now), *self._go_on(record)]
+        return [record.publish(EventKind.ACCEPTED, now), *self._go_on(record)]
 
     def _adopt(self, event: Adopted, now: float) -> list[Effect]:
         record = self._add(event.accepted, RequestState.RUNNING, event.accepted_at)
         # Beyond any number that the earlier owner's events had: no request has one each millisecond.
-        record.next_sequence = 1000 + max(0, int((now - event.accepted_at) * 1000))
+        record.log.next_sequence = 1000 + max(0, int((now - event.accepted_at) * 1000))
         record.progress.adopt(event.holdings, event.adoptions)
-        told = self._emit(record, EventKind.ACCEPTED, event.accepted_at)
+        told = record.publish(EventKind.ACCEPTED, event.accepted_at)
         if event.adoptions >= self.owners_max:
             error = NodeLost(
                 f"request {record.uid} has cost {event.adoptions} nodes that owned it, one after the other; "
@@ -331,39 +290,46 @@ class RequestTable:
             return [told, *self._fail(record, error.to_wire())]
         return [told, *self._go_on(record)]
 
-    def _add(self, accepted: Accepted, state: RequestState, accepted_at: float) -> _Record:
+    def _add(self, accepted: Accepted, state: RequestState, accepted_at: float) -> OwnedRequest:
         uid = accepted.uid
         assert uid not in self._live
         assert uid not in self._ended
         progress = StageProgress(uid, accepted.plan, self.lives_max, self.resends_max)
-        record = self._live[uid] = _Record(
-            uid, accepted.workflow, accepted_at, accepted.deadline_at, progress, accepted.key, state
+        record = self._live[uid] = OwnedRequest(
+            uid=uid,
+            workflow=accepted.workflow,
+            accepted_at=accepted_at,
+            deadline_at=accepted.deadline_at,
+            progress=progress,
+            log=EventLog(uid, self.events_max, self.events_bytes_max),
+            key=accepted.key,
+            state=state,
         )
         if accepted.key is not None:
             self._keys[accepted.key] = uid
         return record
 
-    def _go_on(self, record: _Record) -> list[Effect]:
+    def _go_on(self, record: OwnedRequest) -> list[Effect]:
         """Send what the request needs, or end it if that cannot be."""
         sendings = record.progress.advance()
         if isinstance(sendings, GivenUp):
             return self._give_up(record, sendings)
         return list(sendings)
 
-    def _give_up(self, record: _Record, why: GivenUp) -> list[Effect]:
+    def _give_up(self, record: OwnedRequest, why: GivenUp) -> list[Effect]:
         uid = record.uid
         kind = StageFailed if why.is_poison else NodeLost
         advice = "the input kills the stage" if why.is_poison else "submit it again"
         error = kind(f"{why.stage} of request {uid}: {why.reason}; {advice}", uid=uid, stage=why.stage)
         return self._fail(record, error.to_wire(), stage=why.stage)
 
-    def _report(self, record: _Record, event: StageReported) -> list[Effect]:
+    def _report(self, record: OwnedRequest, event: StageReported) -> list[Effect]:
         told = self._note(record, event)
         if told is None:
             return []
         return [told, *self._go_on(record)] if event.kind is EventKind.STAGE_FINISHED else [told]
 
-    def _note(self, record: _Record, event: StageReported) -> Publish | None:
+    def _note(self, record: OwnedRequest, event: StageReported) -> Publish | None:
         """Take in what a stage said; None if that is no news."""
         if event.kind not in _REPORTABLE or not record.progress.knows(event.stage):
             return None  # a stage neither accepts a request nor ends one
@@ -374,11 +340,11 @@ class RequestTable:
         if not is_news:
             return None
         record.state = RequestState.RUNNING
-        return self._emit(
-            record, event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
+        return record.publish(
+            event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
         )
 
-    def _finish(self, record: _Record, event: ResultArrived, now: float) -> list[Effect]:
+    def _finish(self, record: OwnedRequest, event: ResultArrived, now: float) -> list[Effect]:
         told = [note for report in event.reports if (note := self._note(record, report)) is not None]
         record.progress.finish()
         record.result_bytes = event.result_bytes
@@ -388,28 +354,27 @@ class RequestTable:
 
     def _fail(
         self,
-        record: _Record,
+        record: OwnedRequest,
         error: Mapping[str, Any],
         *,
         stage: str | None = None,
         node: str | None = None,
     ) -> list[Effect]:
         """Have the request end in an error: no stage is to work for it, whatever stands in the end."""
-        record.ending = _Ending(error, stage, node)
+        record.ending = Ending(error, stage, node)
         return [KeepError(record.uid, record.workflow, error), StopStages(record.uid, error)]
 
-    def _conclude(self, record: _Record, ending: _Ending, stands: EndStands, now: float) -> list[Effect]:
+    def _conclude(self, record: OwnedRequest, ending: Ending, stands: EndStands, now: float) -> list[Effect]:
         """The request has ended, in what stands."""
         if stands.error is None:
             arrived = ResultArrived(record.uid, stands.result_bytes, stands.content_type)
             return self._finish(record, arrived, now)
-        is_cancelled = stands.error.get("error") == RequestCancelled.__name__
-        state = RequestState.CANCELLED if is_cancelled else RequestState.FAILED
+        state = state_of(stands.error)
         return self._end(record, state, stands.error, now, stage=ending.stage, node=ending.node)
 
     def _end(
         self,
-        record: _Record,
+        record: OwnedRequest,
         state: RequestState,
         error: Mapping[str, Any] | None,
         now: float,
@@ -420,13 +385,12 @@ class RequestTable:
     ) -> list[Effect]:
         assert state.is_final
         record.state, record.finished_at, record.error = state, now, error
-        final = self._emit(
-            record, _FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {}
-        )
+        final = record.publish(FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {})
         effects: list[Effect] = [final, Settled(record.uid, record.workflow, state)]
         if record.ending is None:
             effects.append(ReleaseRetained(record.uid, frozenset(record.progress.node_ids())))
         self._ended[record.uid] = self._live.pop(record.uid)
+        self._ended_bytes += record.held_bytes
         self._forget(now)
         return effects
 
@@ -467,33 +431,10 @@ class RequestTable:
             record = next(iter(self._ended.values()))
             finished_at = record.finished_at
             assert finished_at is not None
-            if len(self._ended) <= self.records_max and now - finished_at <= self.keep_seconds:
+            is_within = len(self._ended) <= self.records_max and self._ended_bytes <= self.records_bytes_max
+            if is_within and now - finished_at <= self.keep_seconds:
                 return
             del self._ended[record.uid]
+            self._ended_bytes -= record.held_bytes
             if record.key is not None:
                 del self._keys[record.key]
-
-    def _emit(
-        self,
-        record: _Record,
-        kind: EventKind,
-        at: float,
-        *,
-        stage: str | None = None,
-        node: str | None = None,
-        detail: Mapping[str, Any] | None = None,
-    ) -> Publish:
-        event = RequestEvent(
-            uid=record.uid,
-            sequence=record.next_sequence,
-            kind=kind,
-            at=at,
-            stage=stage,
-            node=node,
-            detail=detail or {},
-        )
-        record.next_sequence += 1
-        if len(record.events) >= self.events_max:
-            record.events = [kept for kept in record.events if kept.kind not in _LOSSY]
-        record.events.append(event)
-        return Publish(event)

@@ -86,6 +86,14 @@ class EndStands:
 
 
 @frozen
+class EndFound:
+    """A request has ended in what is stored of it, though this owner has not ended it."""
+
+    uid: str
+    stands: EndStands
+
+
+@frozen
 class CancelAsked:
     """A client wants it stopped."""
 
@@ -118,6 +126,25 @@ class OutputMissing:
 
 
 @frozen
+class CheckpointFound:
+    """This store node has the checkpoint that was asked for, and sends it."""
+
+    uid: str
+    source: str
+    target: str
+    life: str
+
+
+@frozen
+class CheckpointMissing:
+    """No store node has the checkpoint that was asked for."""
+
+    uid: str
+    source: str
+    target: str
+
+
+@frozen
 class Tick:
     """Time has passed."""
 
@@ -129,9 +156,12 @@ Event: TypeAlias = (
     | StageReported
     | StageLost
     | OutputMissing
+    | CheckpointFound
+    | CheckpointMissing
     | ResultArrived
     | RequestBroke
     | EndStands
+    | EndFound
     | CancelAsked
     | NodesDied
     | Tick

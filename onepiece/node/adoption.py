@@ -56,6 +56,7 @@ class Adopter:
         env: Environment,
         *,
         table: RequestTable,
+        is_over: Callable[[str], bool],
         records: RecordKeeper,
         results: ResultReader,
         calls: Calls,
@@ -64,6 +65,7 @@ class Adopter:
     ) -> None:
         self._env = env
         self._table = table
+        self._is_over = is_over
         self._records = records
         self._results = results
         self._calls = calls
@@ -123,7 +125,7 @@ class Adopter:
         chosen = {uid: record for uid, record in mine.items() if uid in self._suspected}
         self._suspected = frozenset(mine)
         for orphan in chosen.values():
-            if self._knows(orphan.uid) and self._table.status(orphan.uid).state.is_final:
+            if self._knows(orphan.uid) and self._is_over(orphan.uid):
                 self._records.drop_everywhere(orphan.uid)  # a store node was away when it ended here
         for uid in list(self._doubtful):
             record = await self._doubted(uid, living)
@@ -225,7 +227,7 @@ class Adopter:
             *(ask(f"{node.address}/{CONTROL_REGION}", node.node_id) for node in nodes)
         )
         return tuple(
-            Holding(answer.life, each.active, each.retained)
+            Holding(answer.life, each.active, each.retained, each.checkpoints)
             for answer in answers
             if answer is not None
             for each in answer.held

@@ -6,6 +6,7 @@ message only.
 """
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -13,7 +14,7 @@ from onepiece.codec import CodecError, decode_control
 from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION, KIND_CONTROL
 from onepiece.runtime.environment import Inboxes
-from transports import Geometry, Leniency, Receiver
+from transports import Delivery, Geometry, Leniency, Receiver
 
 GEOMETRY: Final = Geometry(slot_count=4096, payload_bytes=8 << 20, session_count=4096)
 
@@ -73,13 +74,14 @@ class ControlService:
         leniency = Leniency(lease_seconds=self._stall_seconds)
         async with inboxes.open(CONTROL_REGION, GEOMETRY, leniency) as receiver:
             opened.set_result(receiver)
-            while True:
-                delivery = await receiver.receive()
-                try:
-                    if delivery.kind == KIND_CONTROL:
-                        for body in split_frame(delivery.payload):
-                            self.dispatch(decode_control(body))
-                except CodecError as error:
-                    get_logger().warning("control_message_refused", error=str(error), peer=delivery.producer)
-                finally:
-                    receiver.release(delivery)
+            await receiver.deliver_to(functools.partial(self._take, receiver))
+
+    def _take(self, receiver: Receiver, delivery: Delivery) -> None:
+        try:
+            if delivery.kind == KIND_CONTROL:
+                for body in split_frame(delivery.payload):
+                    self.dispatch(decode_control(body))
+        except CodecError as error:
+            get_logger().warning("control_message_refused", error=str(error), peer=delivery.producer)
+        finally:
+            receiver.release(delivery)

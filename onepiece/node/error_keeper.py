@@ -12,7 +12,9 @@ which copies come to be alike (``Version.beats``), is how the request has ended.
 """
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from attrs import evolve, frozen
@@ -31,6 +33,8 @@ from onepiece.store import RecordKind
 
 _STORE_SECONDS: Final = 3.0
 _AGAIN_SECONDS: Final = 1.0
+_ASKS_MIN: Final = int(DELIVERY_PATIENCE_SECONDS / (_STORE_SECONDS + _AGAIN_SECONDS))
+"""How often holders are asked before patience ends: a process that stood still waited, and asked nobody."""
 
 
 @frozen
@@ -52,41 +56,54 @@ class ErrorKeeper:
     async def keep(self, wanted: KeepError) -> Kept:
         """Store an error, unless the request has ended already; returns how it has ended.
 
-        Waits until every holder has answered. After ``DELIVERY_PATIENCE_SECONDS`` one is enough: a holder
-        that is out of reach, but not for the manager, must not keep a client waiting for ever. Where all of
-        them refuse, as their disks are full, the error stands though it is stored nowhere.
+        Waits until every holder has answered, but not longer than ``DELIVERY_PATIENCE_SECONDS``: no client is
+        to wait for ever for holders that are gone, or out of reach but not for the manager. Then one is
+        enough. Where none has taken it by then, or all refuse, as their disks are full, the error stands
+        though it is stored nowhere.
         """
-        loop = asyncio.get_running_loop()
-        patient_until = loop.time() + DELIVERY_PATIENCE_SECONDS
+        patience = self._patience()
         while True:
             changed = self._env.routes.changed
             holders = self._records.holders(wanted.uid)
             answers = await self._ask(holders, wanted, is_settled=False)
             stored = [each for each in answers if _is_stored(each)]
-            has_all = len(answers) == len(holders)
-            if stored and (has_all or loop.time() >= patient_until):
-                return Kept(await self._settle(wanted, _best(wanted.uid, stored)), is_stored=True)
-            if holders and has_all and not stored:
-                return Kept(EndStands(wanted.uid, wanted.error), is_stored=False)
-            try:
+            has_all = bool(holders) and len(answers) == len(holders)
+            if has_all or not next(patience):
+                break
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_AGAIN_SECONDS):
                     await changed.wait()
-            except TimeoutError:
-                continue
+        if stored:
+            return await self._settle(wanted, _best(wanted.uid, stored))
+        get_logger().warning("error_told_unstored", request=wanted.uid)
+        return Kept(EndStands(wanted.uid, wanted.error), is_stored=False)
 
-    async def _settle(self, wanted: KeepError, stands: EndStands) -> EndStands:
-        """The end is decided: where it is an error, say so on the holders."""
+    async def _settle(self, wanted: KeepError, stands: EndStands) -> Kept:
+        """The end is decided: where it is an error, say so on the holders, of which one is enough.
+
+        Where none answers for ``DELIVERY_PATIENCE_SECONDS`` it is told with intents alone in the stores.
+        """
         if stands.error is None:
-            return stands
+            return Kept(stands, is_stored=True)
         settled = evolve(wanted, error=stands.error)
+        patience = self._patience()
         while True:
             answers = await self._ask(self._records.holders(wanted.uid), settled, is_settled=True)
             if any(_is_stored(each) for each in answers):
-                return stands
+                return Kept(stands, is_stored=True)
+            if not next(patience):
+                return Kept(stands, is_stored=False)
             await asyncio.sleep(_AGAIN_SECONDS)
 
+    def _patience(self) -> Iterator[bool]:
+        """Whether there is some left, behind each time that holders were asked."""
+        loop = asyncio.get_running_loop()
+        patient_until = loop.time() + DELIVERY_PATIENCE_SECONDS
+        for asks in itertools.count(1):
+            yield asks < _ASKS_MIN or loop.time() < patient_until
+
     async def keep_late(self, wanted: KeepError) -> None:
-        """Store an error that no holder took, as soon as one does."""
+        """Store an error that no holder took, as soon as one does, unless something stands by then."""
         is_stored = False
         while not is_stored:
             await asyncio.sleep(_AGAIN_SECONDS)
@@ -131,7 +148,9 @@ def _is_gone(answer: ResultDescribed) -> bool:
 def _best(uid: str, stored: Sequence[ResultDescribed]) -> EndStands:
     """The best of what stands on the holders."""
     best = min(stored, key=lambda answer: _version(uid, answer).order)
-    return EndStands(uid, best.failure, best.result_bytes, best.content_type)
+    if best.failure is not None:
+        return EndStands(uid, best.failure)
+    return EndStands(uid, None, best.result_bytes, best.content_type)
 
 
 def _version(uid: str, answer: ResultDescribed) -> Version:

@@ -17,12 +17,11 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from itertools import islice
 from pathlib import Path
 
-from attrs import define, evolve, frozen
+from attrs import define, evolve
 
 from onepiece.core.admission import BudgetLimits, RequestBudget
 from onepiece.core.inventory import Device, NodeInfo
@@ -33,11 +32,14 @@ from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION
 from onepiece.node.actor_host import ActorHost
 from onepiece.node.advertising import advertised, advertised_host
+from onepiece.node.checkpoint_service import CheckpointService
+from onepiece.node.checkpoint_store import CheckpointStore
 from onepiece.node.control import ControlService
 from onepiece.node.drain import Drain
 from onepiece.node.leftovers import Leftovers
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
+from onepiece.node.node_stores import Stores, open_stores
 from onepiece.node.options import NodeOptions
 from onepiece.node.parts import NodeParts
 from onepiece.node.proxy import ProxyOptions, build_app
@@ -47,21 +49,18 @@ from onepiece.node.retain_service import RetainService
 from onepiece.node.state_directory import next_incarnation, open_state_directory
 from onepiece.node.stopping import StopSignal, watch_signals
 from onepiece.node.store_service import StoreService
+from onepiece.runtime.checkpoints import Checkpoints
 from onepiece.runtime.devices import DeviceThreads, discover_devices, parse_device
 from onepiece.runtime.environment import Environment, Identity, Inboxes, Routes
 from onepiece.runtime.outbox import Outbox, open_outbox
 from onepiece.runtime.retainer import Output, Retainer
 from onepiece.runtime.workflows import WorkflowImports
-from onepiece.store import Durability, RequestLog, ResultStore, StoreOptions
+from onepiece.store import ResultStore
 from transports import Address, Listener, ListenFailed, Options, Receiver
 
 _SHOWN_MAX = 8
 _CLOSE_SECONDS = 2.0
 """How long closing waits for a device's threads, which may never return."""
-_SPILL_SECONDS = 30 * 24 * 3600.0
-"""What is spilled is released when it is done with; this bounds what a lost release may cost."""
-_TOMBSTONE_SECONDS = 3600.0
-"""A tombstone outlives any copy of its result, or that could come back with a node that was away."""
 _STALL_SECONDS = 1.0
 """How long a sender may hold up a control ring, if the lease of nodes is not too short for that."""
 _FAREWELL_SECONDS = 0.5
@@ -79,6 +78,7 @@ class Node:
     host: ActorHost | None
     proxy: ProxyService | None
     copies: ReplicaService | None
+    checkpoints: CheckpointStore | None
     draining: Drain
 
     @property
@@ -167,7 +167,7 @@ async def _compose(
         await stack.enter_async_context(parts.open_device(device.name, _CLOSE_SECONDS))
         for device in info.devices
     ]
-    stores = await _open_stores(options, state_dir, parts, stack)
+    stores = await open_stores(options, state_dir, parts, stack)
     tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()
     env = Environment(
@@ -181,13 +181,14 @@ async def _compose(
         join_bytes=options.join_bytes,
         on_change=wake,
         retainer=_make_retainer(options, stores.spill, tasks),
+        checkpoints=Checkpoints(options.copies),
         now=parts.now,
         monotonic=parts.monotonic,
         rng=parts.rng,
     )
     outbox.deliver_locally(env.control_address, control.dispatch)
     imports = WorkflowImports(parts.workflows)
-    host = _start_host(options, env, control, devices, imports, tasks)
+    host = _start_host(options, env, control, devices, imports, stores, tasks)
     copies = _start_store(options, stores, env, control, tasks)
     proxy = _make_proxy(options, env, tasks)
     if proxy is not None:
@@ -208,7 +209,7 @@ async def _compose(
             proxy.heartbeat_ages = manager.heartbeat_ages
     draining = Drain(env, member, host, proxy, copies).attached(control)
     await _join(control, env, member, proxy, tasks)
-    return Node(options, info, env, member, host, proxy, copies, draining)
+    return Node(options, info, env, member, host, proxy, copies, stores.checkpoints, draining)
 
 
 async def _open_outbox(
@@ -230,13 +231,25 @@ def _start_host(
     control: ControlService,
     devices: Sequence[DeviceThreads],
     imports: WorkflowImports,
+    stores: Stores,
     tasks: asyncio.TaskGroup,
 ) -> ActorHost | None:
     """The actors of a worker; what outputs are asked of is answered by every node."""
     host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
-    RetainService(env, tasks, host.active_of if host is not None else lambda _: {}).attach(control)
-    held = host.owners if host is not None else dict
-    leftovers = Leftovers(env, lambda: {**env.owners, **env.retainer.owners(), **held()})
+    kept = stores.checkpoints
+    RetainService(
+        env,
+        tasks,
+        host.active_of if host is not None else lambda _: {},
+        kept.sources_of if kept is not None else lambda _: (),
+    ).attach(control)
+
+    def owners() -> dict[str, str]:
+        of_checkpoints = kept.owners() if kept is not None else {}
+        of_actors = host.owners() if host is not None else {}
+        return {**of_checkpoints, **env.owners, **env.retainer.owners(), **of_actors}
+
+    leftovers = Leftovers(env, owners)
     tasks.create_task(leftovers.look(), name="leftovers")
     if host is not None:
         host.attach(control)
@@ -245,17 +258,18 @@ def _start_host(
 
 def _start_store(
     options: NodeOptions,
-    stores: "_Stores",
+    stores: Stores,
     env: Environment,
     control: ControlService,
     tasks: asyncio.TaskGroup,
 ) -> ReplicaService | None:
-    if stores.results is None or stores.records is None:
+    if stores.results is None or stores.records is None or stores.checkpoints is None:
         return None
     copies = ReplicaService(stores.results, env, tasks, options.copies)
     copies.attach(control)
     tasks.create_task(copies.run(), name="copies")
-    StoreService(stores.results, stores.records, copies, env, tasks).start(control)
+    checkpoints = CheckpointService(stores.checkpoints, env, tasks)
+    StoreService(stores.results, stores.records, copies, checkpoints, env, tasks).start(control)
     return copies
 
 
@@ -391,42 +405,6 @@ async def _serve_http(options: NodeOptions, proxy: ProxyService, parts: NodePart
                 raise
             raise ListenFailed(f"--http: {error.message}") from error
         yield bound
-
-
-@frozen
-class _Stores:
-    """What this node keeps on disk; None where its roles do not ask for it."""
-
-    results: ResultStore | None = None
-    records: RequestLog | None = None
-    spill: ResultStore | None = None
-
-
-async def _open_stores(
-    options: NodeOptions, state_dir: Path, parts: NodeParts, stack: contextlib.AsyncExitStack
-) -> _Stores:
-    """Opened before the tasks that use them, so that they are closed behind them."""
-    results = records = spill = None
-    if "store" in options.roles:
-        store_options = StoreOptions(
-            byte_budget=options.store_bytes,
-            ttl_seconds=options.result_ttl_seconds,
-            tombstone_ttl_seconds=max(_TOMBSTONE_SECONDS, options.result_ttl_seconds),
-            durability=Durability(options.store_durability),
-        )
-        results = await stack.enter_async_context(parts.open_results(state_dir / "results", store_options))
-        records = await stack.enter_async_context(parts.open_requests(state_dir / "requests", store_options))
-    if "worker" in options.roles:
-        retained = state_dir / "retained"
-        shutil.rmtree(retained, ignore_errors=True)  # of an earlier life: nobody asks for it any more
-        spill_options = StoreOptions(
-            byte_budget=options.retain_disk_bytes,
-            ttl_seconds=_SPILL_SECONDS,
-            tombstone_ttl_seconds=1.0,
-            durability=Durability.PROCESS,
-        )
-        spill = await stack.enter_async_context(parts.open_results(retained, spill_options))
-    return _Stores(results, records, spill)
 
 
 def _write_ready_file(path: Path, node: Node) -> None:

@@ -16,7 +16,6 @@ from onepiece.codec import CodecError
 from onepiece.core.admission import RequestBudget
 from onepiece.core.request import RequestTable
 from onepiece.core.request_events import (
-    Accepted,
     Adopted,
     CancelAsked,
     Effect,
@@ -35,13 +34,15 @@ from onepiece.core.request_events import (
     StopStages,
     Tick,
 )
-from onepiece.core.request_record import Holding, Plan, Resend, RestoreCheckpoint, Sending, SendInputs
+from onepiece.core.request_record import Holding, Resend, RestoreCheckpoint, Sending, SendInputs
 from onepiece.errors import NotReady, OnePieceError, Overloaded
-from onepiece.graph import FromStage, WorkflowGraph
+from onepiece.graph import WorkflowGraph
 from onepiece.limits import (
+    EVENTS_BYTES_PER_REQUEST_MAX,
     EVENTS_PER_REQUEST_MAX,
     FOLLOWERS_PER_REQUEST_MAX,
     RECORD_KEEP_SECONDS,
+    RECORDS_BYTES_MAX,
     RECORDS_MAX,
 )
 from onepiece.log import get_logger
@@ -65,8 +66,10 @@ from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
 from onepiece.node.error_keeper import ErrorKeeper
 from onepiece.node.misdirected import Misdirected
+from onepiece.node.plans import accepted
 from onepiece.node.quiet_requests import QuietRequests
 from onepiece.node.record_keeper import RecordKeeper
+from onepiece.node.restorer import Restorer
 from onepiece.node.result_reader import ResultReader
 from onepiece.node.stage_reports import decode_report, told_apart
 from onepiece.record_messages import RequestRecord, RequestsHeld
@@ -117,10 +120,17 @@ class RequestOwner:
         self._results = results
         self._calls = calls
         self._deliver = ResultDeliver(env)
-        self._table = RequestTable(RECORDS_MAX, EVENTS_PER_REQUEST_MAX, RECORD_KEEP_SECONDS)
+        self._table = RequestTable(
+            records_max=RECORDS_MAX,
+            records_bytes_max=RECORDS_BYTES_MAX,
+            events_max=EVENTS_PER_REQUEST_MAX,
+            events_bytes_max=EVENTS_BYTES_PER_REQUEST_MAX,
+            keep_seconds=RECORD_KEEP_SECONDS,
+        )
         self._owned: dict[str, _Owned] = {}
         self._followers: dict[str, set[_Follower]] = {}
         self._settled = asyncio.Event()
+        self._restorer = Restorer(env, tasks, calls, self._handle)
         self._errors = ErrorKeeper(env, calls, records)
         self._unstored: dict[str, KeepError] = {}
         """Errors that have been told and that no store node has taken yet."""
@@ -129,6 +139,7 @@ class RequestOwner:
         self.adopter = Adopter(
             env,
             table=self._table,
+            is_over=self.is_over,
             records=records,
             results=results,
             calls=calls,
@@ -150,7 +161,7 @@ class RequestOwner:
         control.on(StageReports, self._on_reports)
         for kind in self._handlers:
             control.on(kind, self._on_message)
-        self._calls.answered_by(control, RequestsHeld)
+        self._calls.answered_by(control, RequestsHeld, *self._restorer.answers)
 
     def start(self) -> None:
         """Begin what goes on beside all requests, until the proxy ends."""
@@ -180,6 +191,13 @@ class RequestOwner:
         """The records, to be read."""
         return self._table
 
+    def is_over(self, uid: str) -> bool:
+        """Whether a request has ended, and a store node has how; raises ``UnknownRequest``.
+
+        Until then its record is needed: if this node dies, another proxy goes on from there.
+        """
+        return self._table.state(uid).is_final and uid not in self._unstored
+
     def nodes_died(self, lives: frozenset[str]) -> None:
         """Go on with what these nodes held, from what is retained elsewhere."""
         self._handle(NodesDied(lives))
@@ -189,7 +207,6 @@ class RequestOwner:
         """This node was declared dead: others may own its requests by now."""
         for uid in self._table.live_uids():
             self._budget.give_back(uid)
-        self._unstored.clear()
         self._table.disown()
         self._owned.clear()
         self._settled.set()
@@ -226,7 +243,7 @@ class RequestOwner:
                     uid=uid,
                 )
             self._own(graph, record, inputs)
-            self._handle(_accepted(graph, record))
+            self._handle(accepted(graph, record))
         else:  # store nodes that could not reach each other let two requests have the key: this one runs, too
             self.adopter.doubt(record.uid)
         return uid
@@ -239,8 +256,8 @@ class RequestOwner:
         holdings: tuple[Holding, ...],
     ) -> None:
         self._own(graph, record, inputs)
-        accepted = _accepted(graph, record)
-        self._handle(Adopted(accepted, record.accepted_at, record.adoptions, holdings))
+        accepted_ = accepted(graph, record)
+        self._handle(Adopted(accepted_, record.accepted_at, record.adoptions, holdings))
 
     def _own(self, graph: WorkflowGraph, record: RequestRecord, inputs: Mapping[str, Any]) -> None:
         header = StageInput(
@@ -376,8 +393,12 @@ class RequestOwner:
         for uid in dict.fromkeys(each.uid for each in inputs):
             self._send_inputs(uid, [each for each in inputs if each.uid == uid])
         for sending in sendings:
-            if not isinstance(sending, SendInputs):
-                self._ask_for(sending)
+            match sending:
+                case Resend():
+                    self._ask_for(sending)
+                case RestoreCheckpoint(uid=uid) if uid in self._owned:
+                    graph = self._owned[uid].graph
+                    self._restorer.restore(sending, graph.node(sending.target).stage)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -389,7 +410,10 @@ class RequestOwner:
                 owned = self._owned.pop(uid, None)
                 if owned is not None:
                     if uid not in self._unstored:
-                        self._records.drop(uid, owned.record.key)
+                        if any(spec.checkpoint for spec in owned.graph.stages.values()):
+                            self._records.drop_everywhere(uid)  # checkpoints may be on any store node
+                        else:
+                            self._records.drop(uid, owned.record.key)
                     if owned.record.adoptions:  # every node was told who owns it
                         self._broadcast(ReleaseRequests((uid,)))
                 self._settled.set()
@@ -448,36 +472,13 @@ class RequestOwner:
         except (OnePieceError, CodecError) as error:
             self._handle(RequestBroke(uid, None, self._env.node_id, error.to_wire()))
 
-    def _ask_for(self, sending: Resend | RestoreCheckpoint) -> None:
+    def _ask_for(self, sending: Resend) -> None:
         ask = ResendOutput(
             sending.uid, sending.source, sending.target, self._env.control_address, sending.attempt
         )
-        if isinstance(sending, Resend):
-            nodes = [node for node in self._env.routes.table.nodes if node.life == sending.node_id]
-        else:
-            nodes = self._records.holders(sending.uid)[:1]
+        nodes = [node for node in self._env.routes.table.nodes if node.life == sending.node_id]
         if nodes:
             self._env.outbox.post(f"{nodes[0].address}/{CONTROL_REGION}", ask)
-        elif isinstance(sending, Resend):  # it has gone, and so has what it retained
+        else:  # it has gone, and so has what it retained
             loop = asyncio.get_running_loop()
             loop.call_soon(self._handle, OutputMissing(sending.uid, sending.source, sending.target))
-
-
-def _accepted(graph: WorkflowGraph, record: RequestRecord) -> Accepted:
-    return Accepted(record.uid, record.workflow, plan_of(graph), record.deadline_at, record.key)
-
-
-def plan_of(graph: WorkflowGraph) -> Plan:
-    """A workflow's graph as its owner needs it."""
-    unretained = frozenset(
-        (source.node, node.id)
-        for node in graph.nodes
-        for source in node.inputs.values()
-        if isinstance(source, FromStage) and not source.is_retained
-    )
-    return Plan(
-        sources={node.id: graph.predecessors(node.id) for node in graph.nodes},
-        output=graph.output.node,
-        unretained=unretained,
-        checkpoints=frozenset(node.id for node in graph.nodes if graph.stages[node.stage].checkpoint),
-    )

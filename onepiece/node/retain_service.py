@@ -4,6 +4,7 @@ import asyncio
 import functools
 from collections.abc import Callable
 
+from onepiece.checkpoint_messages import CheckpointKept
 from onepiece.core.retention import OutputKey
 from onepiece.errors import OnePieceError
 from onepiece.messages import (
@@ -28,14 +29,20 @@ class RetainService:
         env: The node.
         tasks: Where sending again runs.
         active_of: What is queued or runs of a request on this node, by graph node.
+        checkpoints_of: The graph nodes of a request whose outputs this node keeps as a store node.
     """
 
     def __init__(
-        self, env: Environment, tasks: asyncio.TaskGroup, active_of: Callable[[str], dict[str, str]]
+        self,
+        env: Environment,
+        tasks: asyncio.TaskGroup,
+        active_of: Callable[[str], dict[str, str]],
+        checkpoints_of: Callable[[str], tuple[str, ...]],
     ) -> None:
         self._env = env
         self._tasks = tasks
         self._active_of = active_of
+        self._checkpoints_of = checkpoints_of
         self._deliver = ResultDeliver(env)
 
     def attach(self, control: ControlService) -> None:
@@ -45,6 +52,7 @@ class RetainService:
         control.on(ReleaseRequests, self._on_release)
         control.on(StopRequest, self._on_stop)
         control.on(AdoptRequests, self._on_adopt)
+        control.on(CheckpointKept, self._env.checkpoints.on_kept)
 
     def _on_consumed(self, message: Consumed) -> None:
         self._env.retainer.release(OutputKey(message.uid, message.source, message.target))
@@ -82,7 +90,8 @@ class RetainService:
         for uid in message.uids:
             self._env.owners[uid] = message.owner
             active, retained = self._active_of(uid), self._env.retainer.sources_of(uid)
-            if active or retained:
-                held.append(HeldRequest(uid, active, retained))
+            checkpoints = self._checkpoints_of(uid)
+            if active or retained or checkpoints:
+                held.append(HeldRequest(uid, active, retained, checkpoints))
         answer = RequestsHeld(message.call, self._env.identity.life, tuple(held))
         self._env.outbox.post(message.owner, answer)

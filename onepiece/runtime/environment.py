@@ -15,6 +15,7 @@ from onepiece.core.routing import RouteEpoch, RouteTable, life_of, rendezvous
 from onepiece.graph import WorkflowGraph
 from onepiece.limits import STORES_FORGOTTEN_SECONDS, STORES_RETURN_SECONDS
 from onepiece.messages import CONTROL_REGION, RequestErrored
+from onepiece.runtime.checkpoints import Checkpoints
 from onepiece.runtime.outbox import Outbox
 from onepiece.runtime.reports import Report
 from onepiece.runtime.retainer import Retainer
@@ -182,6 +183,7 @@ class Environment:
     on_change: Callable[[], None]
     """Called when an actor's state changes, so that the manager hears of it at once."""
     retainer: Retainer
+    checkpoints: Checkpoints = field(factory=Checkpoints)
     owners: AdoptedRequests = field(factory=AdoptedRequests)
     """Control address of the owner of requests that have been adopted, by UID."""
     now: Clock = time.time

@@ -37,7 +37,6 @@ from onepiece.store.records import (
 from transports.operations import Bytes
 
 TOTALS_KEY: Final = b"totals"
-LAYOUT_KEY: Final = b"layout"
 U64: Final = struct.Struct(">Q")
 CHUNK_KEY: Final = struct.Struct(">QI")
 _TOTALS = struct.Struct(">5Q")

@@ -7,10 +7,9 @@ from typing import Final, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from onepiece.errors import ConfigError, StoreFull
+from onepiece.errors import StoreFull
 from onepiece.store._changes import (
     CHUNK_KEY,
-    LAYOUT_KEY,
     TOTALS_KEY,
     U64,
     Change,
@@ -73,9 +72,12 @@ class Database:
             durability=options.durability,
             flush_seconds=options.flush_seconds,
         )
-        database = cls(options, LmdbFile.open(path, file_options, Tables))
+        file = LmdbFile.open(path, file_options, Tables)
+        database = cls(options, file)
         try:
-            database._check_layout()
+            database._file.check_layout(
+                LAYOUT_VERSION, database._file.tables.totals, "if its results are fetched"
+            )
             database.check_readers()
             database.reclaim()
         except BaseException:
@@ -313,20 +315,6 @@ class Database:
             )
             yield change
             transaction.put(TOTALS_KEY, change.totals.encoded(), db=self._file.tables.totals)
-
-    def _check_layout(self) -> None:
-        with self._file.reading() as transaction:
-            raw = transaction.get(LAYOUT_KEY, db=self._file.tables.totals)
-        if raw is None:
-            with self._change() as change:
-                change.transaction.put(LAYOUT_KEY, U64.pack(LAYOUT_VERSION), db=self._file.tables.totals)
-            return
-        found = int.from_bytes(raw, "big")
-        if found != LAYOUT_VERSION:
-            raise ConfigError(
-                f"the result store in {str(self.path)!r} has layout {found}, this version reads layout "
-                f"{LAYOUT_VERSION}: give another directory, or remove this one if its results are fetched"
-            )
 
 
 def _written(found: StoredRecord | None) -> PutOutcome:

@@ -12,13 +12,12 @@ being used again, and the file would grow. Readers that died are cleared by ``ch
 Everything here blocks, and belongs on one thread.
 """
 
-import fcntl
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import attrs
 import lmdb
@@ -26,6 +25,7 @@ from attrs import define, field, frozen
 
 from onepiece.errors import ConfigError, StoreFull
 from onepiece.log import get_logger
+from onepiece.owner_lock import lock_directory
 from onepiece.store._flusher import Flusher
 from onepiece.store.records import Durability
 
@@ -34,6 +34,7 @@ Table: TypeAlias = "lmdb._Database"  # noqa: SLF001 - its stubs give the handle 
 
 TablesT = TypeVar("TablesT")
 
+LAYOUT_KEY: Final = b"layout"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _log = get_logger(part="store")
 
@@ -74,11 +75,7 @@ class LmdbFile(Generic[TablesT]):
         Raises:
             ConfigError: The directory is in use by another process, or unusable.
         """
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            owner = _lock(path, options.what)
-        except OSError as error:
-            raise ConfigError(f"the {options.what}'s directory {str(path)!r} is unusable: {error}") from error
+        owner = lock_directory(path, options.what)
         try:
             _set_aside_if_suspect(path)
             if options.durability is Durability.PROCESS:
@@ -148,6 +145,21 @@ class LmdbFile(Generic[TablesT]):
                 free_bytes=_free_bytes(self.path),
             ) from error
 
+    def check_layout(self, version: int, table: Table, advice: str) -> None:
+        """Note the layout's version in a new file; raises ``ConfigError`` with advice if it has another."""
+        with self.reading() as transaction:
+            raw = transaction.get(LAYOUT_KEY, db=table)
+        if raw is None:
+            with self.writing() as transaction:
+                transaction.put(LAYOUT_KEY, version.to_bytes(8, "big"), db=table)
+            return
+        found = int.from_bytes(raw, "big")
+        if found != version:
+            raise ConfigError(
+                f"the {self.options.what} in {str(self.path)!r} has layout {found}, this version reads "
+                f"layout {version}: give another directory, or remove this one {advice}"
+            )
+
     def check_readers(self) -> int:
         """Clear the reader slots of processes that died; returns how many there were."""
         return int(self._environment.reader_check())
@@ -161,23 +173,6 @@ class LmdbFile(Generic[TablesT]):
         with self._environment_lock:
             self._environment.close()
             self._environment, self.tables = _open_environment(self.path, self.options, type(self.tables))
-
-
-def _lock(path: Path, what: str) -> int:
-    """Hold the directory until this process closes it or dies."""
-    descriptor = os.open(path / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise ConfigError(
-            f"the {what} in {str(path)!r} is in use by process {owner}: give each node its own "
-            "directory, or stop the other node"
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
 
 
 def _marker(path: Path) -> Path:

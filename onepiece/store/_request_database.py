@@ -7,11 +7,10 @@ from typing import Final
 
 from attrs import define, evolve, field
 
-from onepiece.errors import ConfigError, StoreFull
+from onepiece.errors import StoreFull
 from onepiece.store._chunks import cut
 from onepiece.store._lmdb import FileOptions, LmdbFile, Transaction
 from onepiece.store._request_tables import (
-    LAYOUT_KEY,
     TOTALS_KEY,
     U64,
     LogChange,
@@ -60,9 +59,12 @@ class RequestDatabase:
             durability=options.durability,
             flush_seconds=options.flush_seconds,
         )
-        database = cls(options, keep_seconds, LmdbFile.open(path, file_options, RequestTables))
+        file = LmdbFile.open(path, file_options, RequestTables)
+        database = cls(options, keep_seconds, file)
         try:
-            database._check_layout()
+            database._file.check_layout(
+                LAYOUT_VERSION, database._file.tables.totals, "once no request is open"
+            )
             database.check_readers()
         except BaseException:
             database.close()
@@ -244,20 +246,6 @@ class RequestDatabase:
             change = LogChange(transaction, self._file.tables, LogTotals.read(transaction, self._file.tables))
             yield change
             transaction.put(TOTALS_KEY, change.totals.encoded(), db=self._file.tables.totals)
-
-    def _check_layout(self) -> None:
-        with self._file.reading() as transaction:
-            raw = transaction.get(LAYOUT_KEY, db=self._file.tables.totals)
-        if raw is None:
-            with self._change() as change:
-                change.transaction.put(LAYOUT_KEY, U64.pack(LAYOUT_VERSION), db=self._file.tables.totals)
-            return
-        found = int.from_bytes(raw, "big")
-        if found != LAYOUT_VERSION:
-            raise ConfigError(
-                f"the request log in {str(self._file.path)!r} has layout {found}, this version reads layout "
-                f"{LAYOUT_VERSION}: give another directory, or remove this one once no request is open"
-            )
 
 
 def _adopt(change: LogChange, known: LoggedRequest, wanted: LogEntry) -> bool:

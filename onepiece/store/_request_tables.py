@@ -30,7 +30,6 @@ from transports.operations import Bytes
 
 U64: Final = struct.Struct(">Q")
 TOTALS_KEY: Final = b"totals"
-LAYOUT_KEY: Final = b"layout"
 LIFE_BYTES_MAX: Final = 255
 TEXT_BYTES_MAX: Final = 1024
 """Names, addresses and keys in an entry; longer ones are refused."""

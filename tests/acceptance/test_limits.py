@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from stages.synthetic import expected_digest
@@ -164,7 +165,7 @@ def test_input_larger_than_an_inbox_is_refused(narrow: NodeSet) -> None:
 
 @pytest.mark.parametrize("how", ["wait", "report", "block"])
 def test_stage_past_its_timeout(api: Api, how: str) -> None:
-    """Its request fails, however the stage hangs, and the next request runs on the same device (fault 5)."""
+    """Its request fails, however the stage hangs, and the next request runs on the same device."""
     error = api.failed(api.submit("overdue", {"how": how}))
     assert error["error"] == "StageFailed"
     assert "timeout of 0.3 s" in error["message"]
@@ -229,15 +230,28 @@ def test_result_through_the_other_proxy(narrow: NodeSet, taker_is_seed: bool) ->
 
 
 def test_a_uid_that_is_unknown_to_all(narrow: NodeSet) -> None:
-    """A UID that nobody has heard of is unknown to both, whatever is asked about it."""
+    """A UID that nobody has heard of is unknown to both, whatever is asked about it.
+
+    A proxy says so once it has been up for long enough to know that no store node is missing.
+    """
     [worker] = narrow.workers
     uid = narrow.api().submit("plain", {"text": "ahoy"})
     unknown = uid[:-4] + "0000"
     for api in (narrow.api(), narrow.api(worker)):
         for path in ("", "/result", "/events"):
-            answer = api.client.get(f"/v1/requests/{unknown}{path}")
+            answer = sure_answer(api, f"/v1/requests/{unknown}{path}")
             assert answer.status_code == 404, path
             assert answer.json()["error"] == "UnknownRequest"
+
+
+def sure_answer(api: Api, path: str) -> httpx.Response:
+    """What a proxy answers as soon as that is not that it cannot know yet."""
+
+    def look() -> httpx.Response | None:
+        answer = api.client.get(path)
+        return None if answer.status_code == 503 else answer
+
+    return eventually(look, f"a sure answer to {path}")
 
 
 def test_both_proxies_see_the_same_set(narrow: NodeSet) -> None:

@@ -29,16 +29,16 @@ from tests.node import hop_stages
 from tests.node.in_process import DEVICES, until_ready
 from transports import (
     Address,
-    Capabilities,
     Listener,
     Options,
     RemoteMemory,
     Transport,
     transport_for,
 )
-from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded
+from transports.operations import Chain, CompareAndSwap, Expired
+from transports.testing.forwarding import ForwardingMemory
 
-WORKFLOW = "tests.node.hop_stages:film"
+WORKFLOWS = "tests.node.hop_stages"
 LEASE_SECONDS = 2.4
 HEARTBEAT_SECONDS = 0.2
 WORKERS = tuple(f"worker-{number}" for number in range(1, 7))
@@ -98,6 +98,19 @@ class HopSet:
         assert name is not None
         await self.living.pop(name).die()
 
+    def checkpoint_holders(self) -> list[str]:
+        """The nodes that keep a checkpoint."""
+        kept = {name: living.node.checkpoints for name, living in self.living.items()}
+        return [name for name, store in kept.items() if store is not None and store.owners()]
+
+    async def forget_checkpoints(self) -> None:
+        """What the store nodes keep is lost."""
+        for living in self.living.values():
+            store = living.node.checkpoints
+            for uid in store.owners() if store is not None else ():
+                assert store is not None
+                await store.release(uid, living.node.env.now())
+
     def retained_sources(self) -> set[str]:
         """The graph nodes whose outputs some node retains."""
         nodes = [living.node for living in self.living.values()]
@@ -105,8 +118,8 @@ class HopSet:
 
 
 @asynccontextmanager
-async def open_hop_set(directory: Path, trap: Trap) -> AsyncIterator[HopSet]:
-    """The set, ready; what is left of it ends with the block."""
+async def open_hop_set(directory: Path, trap: Trap, workflow: str = "film") -> AsyncIterator[HopSet]:
+    """The set with one workflow, ready; what is left of it ends with the block."""
     a_set = HopSet({})
     lease: dict[str, Any] = {"lease_seconds": LEASE_SECONDS, "heartbeat_seconds": HEARTBEAT_SECONDS}
     async with asyncio.TaskGroup() as tasks:
@@ -129,7 +142,8 @@ async def open_hop_set(directory: Path, trap: Trap) -> AsyncIterator[HopSet]:
             a_set.living[name] = Living(await started, task)
             return started.result()
 
-        seed = await start("manager", "manager,store", workflows=(WORKFLOW,), workers=len(WORKERS))
+        workflows = (f"{WORKFLOWS}:{workflow}",)
+        seed = await start("manager", "manager,store", workflows=workflows, workers=len(WORKERS))
         joining = {"join": Address.parse(seed.address)}
         proxies = [await start(name, "proxy,store", **joining) for name in ("proxy-1", "proxy-2")]
         for name in WORKERS:
@@ -189,11 +203,17 @@ def _trap_actors(trap: Trap, patch: pytest.MonkeyPatch) -> None:
             await trap.let_go.wait()
         await take_from(self, *arguments)
 
-    async def trapped_take(self: Intake, *arguments: Any) -> Any:
+    def trapped_take(self: Intake, *arguments: Any) -> None:
+        async def take_later() -> None:
+            await trap.reach("taken")
+            take(self, *arguments)
+
         if self.stage.endswith(f":{trap.target}") and trap.sender is not None and trap.receiver is None:
             trap.receiver = self.env.node_id
-            await trap.reach("taken")
-        return await take(self, *arguments)
+            assert self._tasks is not None
+            self._tasks.create_task(take_later())
+        else:
+            take(self, *arguments)
 
     patch.setattr(StageActor, "_send_on", trapped_send_on)
     patch.setattr(ResultDeliver, "deliver", trapped_deliver)
@@ -257,36 +277,17 @@ class TrappedTransport(Transport):
         return TrappedMemory(memory, self._trap, self._node) if address.name.startswith(wanted) else memory
 
 
-class TrappedMemory(RemoteMemory):
+class TrappedMemory(ForwardingMemory):
     """A session that stops between the operations of a message of the hop."""
 
     def __init__(self, inner: RemoteMemory, trap: Trap, node: str) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._trap = trap
         self._node = node
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """As inside, but a swap and its chain travel apart."""
-        return evolve(self._inner.capabilities, guarded_bytes_max=0)
-
-    @property
-    def session(self) -> int:
-        """The number the owner gave this session."""
-        return self._inner.session
-
-    @property
-    def welcome(self) -> bytes:
-        """What the owner answered to our hello."""
-        return self._inner.welcome
 
     async def _reach(self, moment: str) -> None:
         if self._trap.sender == self._node:
             await self._trap.reach(moment)
-
-    async def read(self, offset: int, length: int) -> Bytes:
-        """Fetch bytes of the region."""
-        return await self._inner.read(offset, length)
 
     async def compare_and_swap(self, swap: CompareAndSwap) -> int | Expired:
         """Reserve."""
@@ -294,10 +295,6 @@ class TrappedMemory(RemoteMemory):
         if found == swap.expected:
             await self._reach("reserved")
         return found
-
-    async def fetch_and_add(self, offset: int, addend: int) -> int:
-        """Add to a word."""
-        return await self._inner.fetch_and_add(offset, addend)
 
     async def post(self, chain: Chain) -> None:
         """Write and commit; the last write of a chain that notifies is the commit word."""
@@ -311,22 +308,3 @@ class TrappedMemory(RemoteMemory):
         await self._inner.post(Chain(chain.writes[-1:]))
         await self._inner.flush()
         await self._reach("committed")
-
-    async def guarded(self, guarded: Guarded) -> int | Expired:
-        """A swap and the chain behind it, apart."""
-        found = await self.compare_and_swap(guarded.swap)
-        if found == guarded.swap.expected:
-            await self.post(guarded.chain)
-        return found
-
-    async def wait_notified(self, timeout_seconds: float) -> bool:
-        """Wait for a nudge."""
-        return await self._inner.wait_notified(timeout_seconds)
-
-    async def flush(self) -> None:
-        """Return when all that was posted before has landed."""
-        await self._inner.flush()
-
-    async def close(self) -> None:
-        """End the session."""
-        await self._inner.close()

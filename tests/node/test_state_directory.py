@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,7 +79,7 @@ def test_temporary_directory_goes_with_its_node(temporary: Path) -> None:
 
 
 def test_directory_of_a_living_node_stays(temporary: Path) -> None:
-    """Another node that starts leaves it alone; when its holder was killed the next one removes it."""
+    """A node that starts leaves it alone, and removes it when its holder was killed (faults 39, 67)."""
     holder, held = hold(temporary)
     try:
         with open_state_directory(None) as own:
@@ -88,6 +90,27 @@ def test_directory_of_a_living_node_stays(temporary: Path) -> None:
     assert held.exists(), "who is killed cannot tidy up"
     with open_state_directory(None):
         assert not held.exists()
+
+
+def test_many_killed_holders(temporary: Path) -> None:
+    """Nodes that start at once remove what others left, and not each other's (faults 39, 67)."""
+    holders = [hold(temporary) for _ in range(3)]
+    for holder, held in holders:
+        end(holder)
+        assert held.exists()
+    barrier = threading.Barrier(4, timeout=30)
+
+    def start(_: int) -> None:
+        barrier.wait()
+        with open_state_directory(None) as own:
+            barrier.wait()
+            assert own.exists()
+            assert not any(held.exists() for _, held in holders)
+            barrier.wait()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(start, range(4)))
+    assert list(temporary.iterdir()) == []
 
 
 def test_other_files_stay(temporary: Path) -> None:

@@ -14,9 +14,10 @@ import pytest
 import onepiece
 from onepiece.errors import ConfigError, ResultGone, StoreFull, UnknownRequest
 from onepiece.store import Durability, PutOutcome, RecordKind, ResultStore, StoreOptions
-from onepiece.store._changes import LAYOUT_KEY, U64
+from onepiece.store._changes import U64
 from onepiece.store._database import LAYOUT_VERSION
 from onepiece.store._flusher import Flusher
+from onepiece.store._lmdb import LAYOUT_KEY
 
 NOW = 1_000_000.0
 WRITER = Path(__file__).with_name("writer.py")
@@ -165,9 +166,11 @@ FULL_DISK = """
 import asyncio, resource, sys
 from onepiece.errors import StoreFull
 from onepiece.store import PutOutcome, RecordKind, ResultStore, StoreOptions
-from onepiece.store._changes import LAYOUT_KEY, U64
+from onepiece.store._changes import U64
+from onepiece.store._lmdb import LAYOUT_KEY
 from onepiece.store._database import LAYOUT_VERSION
-from onepiece.store._changes import LAYOUT_KEY, U64
+from onepiece.store._changes import U64
+from onepiece.store._lmdb import LAYOUT_KEY
 from onepiece.store._database import LAYOUT_VERSION
 
 async def main(directory):
@@ -252,7 +255,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def test_a_dead_reader_does_not_make_the_file_grow(tmp_path: Path) -> None:
-    """A tool that read the file and was killed pins no pages: ``expire`` clears its slot.
+    """A tool that read the file and was killed pins no pages: ``expire`` clears its slot (fault 81).
 
     Without that each result's pages stay unused, and the file would reach the sum of all results.
     """

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from attrs import define, evolve, field
+from attrs import define, field
 
 from transports.address import Address
 from transports.errors import PeerLost
-from transports.memory import Capabilities, Listener, Options, RemoteMemory, Transport
-from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded, Write
+from transports.memory import Listener, Options, RemoteMemory, Transport
+from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Write
 from transports.sessions import Ending
+from transports.testing.forwarding import ForwardingMemory
 
 _PIECE_BYTES: Final = 64
 
@@ -78,28 +79,13 @@ class FaultyTransport(Transport):
             await session.cut()
 
 
-class FaultyMemory(RemoteMemory):
+class FaultyMemory(ForwardingMemory):
     """A session whose wire misbehaves."""
 
     def __init__(self, inner: RemoteMemory, faults: Faults) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._faults = faults
         self._ending = Ending()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """As inside, but a swap and its chain travel apart, so that faults come between them."""
-        return evolve(self._inner.capabilities, guarded_bytes_max=0)
-
-    @property
-    def session(self) -> int:
-        """The number the owner gave this session."""
-        return self._inner.session
-
-    @property
-    def welcome(self) -> bytes:
-        """What the owner answered to our hello."""
-        return self._inner.welcome
 
     async def read(self, offset: int, length: int) -> Bytes:
         """Fetch bytes of the region."""
@@ -134,13 +120,6 @@ class FaultyMemory(RemoteMemory):
             await self._inner.post(Chain((write,), notify=False))
         await self._inner.post(Chain(tuple(writes[-1:]), notify=chain.notify))
 
-    async def guarded(self, guarded: Guarded) -> int | Expired:
-        """A swap and the chain behind it, apart."""
-        outcome = await self.compare_and_swap(guarded.swap)
-        if outcome == guarded.swap.expected:
-            await self.post(guarded.chain)
-        return outcome
-
     async def wait_notified(self, timeout_seconds: float) -> bool:
         """Wait for a nudge."""
         self._ending.check()
@@ -150,10 +129,6 @@ class FaultyMemory(RemoteMemory):
         """Return when all that was posted before has landed."""
         self._ending.check()
         await self._inner.flush()
-
-    async def close(self) -> None:
-        """End the session."""
-        await self._inner.close()
 
     async def cut(self) -> None:
         """Break the connection."""

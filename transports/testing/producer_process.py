@@ -14,14 +14,13 @@ import random
 import signal
 from contextlib import AbstractAsyncContextManager
 
-from attrs import evolve
-
 from transports.address import Address
 from transports.channel import open_sender
-from transports.memory import Capabilities, Listener, Options, RemoteMemory, Transport
-from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded
+from transports.memory import Listener, Options, RemoteMemory, Transport
+from transports.operations import Chain, CompareAndSwap, Expired
 from transports.registry import transport_for
 from transports.ring.layout import SLOT_BYTES
+from transports.testing.forwarding import ForwardingMemory
 
 STEPS = ("before the swap", "behind the swap", "behind the payload", "behind the slot", "behind the commit")
 
@@ -31,33 +30,14 @@ def body_of(identity: str, number: int) -> bytes:
     return f"{identity}:{number}:".encode() + bytes([number % 256]) * (number * 37 % 500)
 
 
-class SteppingMemory(RemoteMemory):
+class SteppingMemory(ForwardingMemory):
     """A session that carries out one write at a time, and dies or dawdles where it is told to."""
 
     def __init__(self, inner: RemoteMemory, options: argparse.Namespace, rng: random.Random) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._options = options
         self._rng = rng
         self._message = -1
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """As inside, but a swap and its chain travel apart, so that there are steps."""
-        return evolve(self._inner.capabilities, guarded_bytes_max=0)
-
-    @property
-    def session(self) -> int:
-        """As inside."""
-        return self._inner.session
-
-    @property
-    def welcome(self) -> bytes:
-        """As inside."""
-        return self._inner.welcome
-
-    async def read(self, offset: int, length: int) -> Bytes:
-        """As inside."""
-        return await self._inner.read(offset, length)
 
     async def compare_and_swap(self, swap: CompareAndSwap) -> int | Expired:
         """Perhaps dawdle between the read of the tail and the swap, perhaps die on either side of it."""
@@ -70,10 +50,6 @@ class SteppingMemory(RemoteMemory):
             self._message += 1
             self._step("behind the swap")
         return found
-
-    async def fetch_and_add(self, offset: int, addend: int) -> int:
-        """As inside."""
-        return await self._inner.fetch_and_add(offset, addend)
 
     async def post(self, chain: Chain) -> None:
         """One write at a time where a step is wanted."""
@@ -90,22 +66,6 @@ class SteppingMemory(RemoteMemory):
                 self._step("behind the slot")
             else:
                 self._step("behind the payload")
-
-    async def guarded(self, guarded: Guarded) -> int | Expired:
-        """Never asked for."""
-        raise AssertionError("guarded operations are not declared")
-
-    async def wait_notified(self, timeout_seconds: float) -> bool:
-        """As inside."""
-        return await self._inner.wait_notified(timeout_seconds)
-
-    async def flush(self) -> None:
-        """As inside."""
-        await self._inner.flush()
-
-    async def close(self) -> None:
-        """As inside."""
-        await self._inner.close()
 
     def _step(self, name: str) -> None:
         options = self._options
