@@ -356,6 +356,17 @@ def test_key_finds_the_request_while_it_is_known() -> None:
     requests.check_invariants()
 
 
+def test_a_key_of_two_requests_is_forgotten_with_the_first() -> None:
+    """Two requests of one key, as store nodes that cannot reach each other let happen, are both disowned."""
+    requests = table()
+    requests.handle(accepted("a", key="order-17"), 0.0)
+    requests.handle(accepted("b", key="order-17"), 0.0)
+    assert requests.uid_of_key("order-17") == "a"
+    requests.disown()
+    assert requests.uid_of_key("order-17") is None
+    requests.check_invariants()
+
+
 def test_progress_is_what_is_dropped_when_events_are_many() -> None:
     """A request that reports progress for ever keeps a bounded list with every other event in it."""
     requests = table()
