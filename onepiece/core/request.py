@@ -425,7 +425,7 @@ class RequestTable:
         return effects
 
     def _forget_key(self, record: OwnedRequest) -> None:
-        """Another request may have it: two store nodes that are out of each other's reach give a key twice."""
+        """Another request may have it: store nodes out of each other's reach give a key twice."""
         if record.key is not None and self._keys.get(record.key) == record.uid:
             del self._keys[record.key]
 
