@@ -255,6 +255,7 @@ class SimMemory(RemoteMemory):
             for answer in list(self._open):
                 if not answer.done():
                     answer.set_exception(self._ending.error())
+                    answer.exception()  # seen: who waits may be cancelled in this very step
 
 
 def _settle(answer: "asyncio.Future[Any]", found: object) -> None:

@@ -47,6 +47,7 @@ from onepiece.core.request_events import (
     CheckpointFound,
     CheckpointMissing,
     Effect,
+    EndFound,
     EndStands,
     Event,
     Headed,
@@ -82,6 +83,7 @@ _OfOne: TypeAlias = (
     | CheckpointMissing
     | ResultArrived
     | RequestBroke
+    | EndFound
     | EndStands
     | CancelAsked
 )
@@ -177,8 +179,8 @@ class RequestTable:
                 return self._go_on(record)
             case ResultArrived():
                 return self._finish(record, event, now)
-            case EndStands():  # another owner was quicker, without this one's hearing of it
-                return self._conclude(record, Ending({}, None, None), event, now)
+            case EndFound():  # another owner was quicker, without this one's hearing of it
+                return self._conclude(record, Ending({}, None, None), event.stands, now)
             case RequestBroke():
                 return self._fail(record, event.error, stage=event.stage, node=event.node_id)
             case CancelAsked():
@@ -234,8 +236,7 @@ class RequestTable:
         """Forget the live requests: this proxy was declared dead, and others may own them by now."""
         for uid in self.live_uids():
             record = self._live.pop(uid)
-            if record.key is not None:
-                del self._keys[record.key]
+            self._forget_key(record)
 
     def live_count(self) -> int:
         """Requests that have not ended."""
@@ -304,7 +305,7 @@ class RequestTable:
             state=state,
         )
         if accepted.key is not None:
-            self._keys[accepted.key] = uid
+            self._keys.setdefault(accepted.key, uid)
         return record
 
     def _go_on(self, record: OwnedRequest) -> list[Effect]:
@@ -423,6 +424,11 @@ class RequestTable:
             effects += self._fail(record, error.to_wire())
         return effects
 
+    def _forget_key(self, record: OwnedRequest) -> None:
+        """Another request may have it: store nodes out of each other's reach give a key twice."""
+        if record.key is not None and self._keys.get(record.key) == record.uid:
+            del self._keys[record.key]
+
     def _forget(self, now: float) -> None:
         """Drop ended records that are too old or too many; they stand in order of their end."""
         while self._ended:
@@ -434,5 +440,4 @@ class RequestTable:
                 return
             del self._ended[record.uid]
             self._ended_bytes -= record.held_bytes
-            if record.key is not None:
-                del self._keys[record.key]
+            self._forget_key(record)

@@ -86,6 +86,14 @@ class EndStands:
 
 
 @frozen
+class EndFound:
+    """A request has ended in what is stored of it, though this owner has not ended it."""
+
+    uid: str
+    stands: EndStands
+
+
+@frozen
 class CancelAsked:
     """A client wants it stopped."""
 
@@ -153,6 +161,7 @@ Event: TypeAlias = (
     | ResultArrived
     | RequestBroke
     | EndStands
+    | EndFound
     | CancelAsked
     | NodesDied
     | Tick

@@ -1,11 +1,17 @@
-"""What the owner of a request needs of its workflow."""
+"""Requests and workflows as the table of their owner needs them."""
 
+from onepiece.core.request_events import Accepted
 from onepiece.core.request_record import Plan
 from onepiece.graph import FromStage, WorkflowGraph
+from onepiece.record_messages import RequestRecord
 
 
-def plan_of(graph: WorkflowGraph) -> Plan:
-    """A workflow's graph as its owner needs it."""
+def accepted(graph: WorkflowGraph, record: RequestRecord) -> Accepted:
+    """A request that is in the stores, as its owner's table takes it."""
+    return Accepted(record.uid, record.workflow, _plan_of(graph), record.deadline_at, record.key)
+
+
+def _plan_of(graph: WorkflowGraph) -> Plan:
     unretained = frozenset(
         (source.node, node.id)
         for node in graph.nodes

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from onepiece.core.request import RequestTable
-from onepiece.core.request_events import EndStands
+from onepiece.core.request_events import EndFound, EndStands
 from onepiece.errors import OnePieceError, ResultGone
 from onepiece.node.result_reader import ResultReader
 from onepiece.runtime.environment import Clock
@@ -32,7 +32,7 @@ class QuietRequests:
     """
 
     def __init__(
-        self, table: RequestTable, results: ResultReader, handle: Callable[[EndStands], None], clock: Clock
+        self, table: RequestTable, results: ResultReader, handle: Callable[[EndFound], None], clock: Clock
     ) -> None:
         self._table = table
         self._results = results
@@ -68,9 +68,9 @@ class QuietRequests:
         try:
             status = await self._results.describe(uid)
         except ResultGone:
-            self._handle(EndStands(uid, None))
+            self._handle(EndFound(uid, EndStands(uid, None)))
         except OnePieceError:
             return  # it has not ended, or that is not known
         else:
             ended = EndStands(uid, status.error, status.result_bytes or 0, status.content_type or "")
-            self._handle(ended)
+            self._handle(EndFound(uid, ended))

@@ -16,7 +16,6 @@ from onepiece.codec import CodecError
 from onepiece.core.admission import RequestBudget
 from onepiece.core.request import RequestTable
 from onepiece.core.request_events import (
-    Accepted,
     Adopted,
     CancelAsked,
     Effect,
@@ -67,7 +66,7 @@ from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
 from onepiece.node.error_keeper import ErrorKeeper
 from onepiece.node.misdirected import Misdirected
-from onepiece.node.plans import plan_of
+from onepiece.node.plans import accepted
 from onepiece.node.quiet_requests import QuietRequests
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.restorer import Restorer
@@ -244,7 +243,7 @@ class RequestOwner:
                     uid=uid,
                 )
             self._own(graph, record, inputs)
-            self._handle(_accepted(graph, record))
+            self._handle(accepted(graph, record))
         else:  # store nodes that could not reach each other let two requests have the key: this one runs, too
             self.adopter.doubt(record.uid)
         return uid
@@ -257,8 +256,8 @@ class RequestOwner:
         holdings: tuple[Holding, ...],
     ) -> None:
         self._own(graph, record, inputs)
-        accepted = _accepted(graph, record)
-        self._handle(Adopted(accepted, record.accepted_at, record.adoptions, holdings))
+        accepted_ = accepted(graph, record)
+        self._handle(Adopted(accepted_, record.accepted_at, record.adoptions, holdings))
 
     def _own(self, graph: WorkflowGraph, record: RequestRecord, inputs: Mapping[str, Any]) -> None:
         header = StageInput(
@@ -483,7 +482,3 @@ class RequestOwner:
         else:  # it has gone, and so has what it retained
             loop = asyncio.get_running_loop()
             loop.call_soon(self._handle, OutputMissing(sending.uid, sending.source, sending.target))
-
-
-def _accepted(graph: WorkflowGraph, record: RequestRecord) -> Accepted:
-    return Accepted(record.uid, record.workflow, plan_of(graph), record.deadline_at, record.key)

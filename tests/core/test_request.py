@@ -10,6 +10,7 @@ from onepiece.core.request_events import (
     Adopted,
     CancelAsked,
     Effect,
+    EndFound,
     EndStands,
     Event,
     Headed,
@@ -171,6 +172,20 @@ def test_a_result_that_arrives_while_a_request_ends_is_told_when_it_stands() -> 
         requests.check_invariants()
 
 
+def test_end_that_another_owner_stored_is_this_ones_end() -> None:
+    """An owner that learns from the stores how its request ended ends it so, and lets go of what is held."""
+    for error in (None, StageFailed("it broke").to_wire()):
+        requests = table()
+        requests.handle(accepted(), 0.0)
+        requests.handle(reported(EventKind.STAGE_STARTED), 0.5)
+        effects = requests.handle(EndFound(UID, EndStands(UID, error, 10, "video/mp4")), 1.0)
+        assert ReleaseRetained(UID, frozenset({"n1"})) in effects
+        assert not any(isinstance(effect, KeepError) for effect in effects)
+        status = requests.status(UID)
+        assert (status.state.is_final, status.error) == (True, error)
+        requests.check_invariants()
+
+
 def test_a_request_that_ends_goes_nowhere() -> None:
     """While its error is being stored nothing is sent for it, whatever dies; latecomers are to let go."""
     requests = table()
@@ -186,18 +201,12 @@ def test_a_request_that_ends_goes_nowhere() -> None:
     requests.check_invariants()
 
 
-def test_end_that_another_owner_stored_is_this_ones_end() -> None:
-    """An owner that learns from the stores how its request ended ends it so, and lets go of what is held."""
-    for error in (None, StageFailed("it broke").to_wire()):
-        requests = table()
-        requests.handle(accepted(), 0.0)
-        requests.handle(reported(EventKind.STAGE_STARTED), 0.5)
-        effects = requests.handle(EndStands(UID, error, 10, "video/mp4"), 1.0)
-        assert ReleaseRetained(UID, frozenset({"n1"})) in effects
-        assert not any(isinstance(effect, KeepError) for effect in effects)
-        status = requests.status(UID)
-        assert (status.state.is_final, status.error) == (True, error)
-        requests.check_invariants()
+def test_a_word_that_comes_unasked_ends_nothing() -> None:
+    """What a store node says of a request that is not ending is an answer to an earlier life: no end."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    assert requests.handle(EndStands(UID, RequestCancelled("x").to_wire()), 1.0) == []
+    assert requests.is_live(UID)
 
 
 def test_owner_after_owner_is_given_up() -> None:
@@ -344,6 +353,17 @@ def test_key_finds_the_request_while_it_is_known() -> None:
     assert requests.uid_of_key("order-17") is None
     with pytest.raises(UnknownRequest):
         requests.status("a")
+    requests.check_invariants()
+
+
+def test_a_key_of_two_requests_is_forgotten_with_the_first() -> None:
+    """Two requests of one key, as store nodes that cannot reach each other let happen, are both disowned."""
+    requests = table()
+    requests.handle(accepted("a", key="order-17"), 0.0)
+    requests.handle(accepted("b", key="order-17"), 0.0)
+    assert requests.uid_of_key("order-17") == "a"
+    requests.disown()
+    assert requests.uid_of_key("order-17") is None
     requests.check_invariants()
 
 
