@@ -4,7 +4,9 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 SECONDS ?= 120
-SEEDS ?= 1000
+SEED ?= 1000
+SEEDS ?= 5000
+JOBS ?= 2
 
 # On few cores a second OpenMP thread spins against the first: ten times slower, not faster.
 export OMP_NUM_THREADS ?= 1
@@ -19,6 +21,7 @@ demo: setup
 test: setup-test lint
 	$(BIN)/python -m pytest
 	$(BIN)/python -m simulations explore --quick --mutants --published
+	$(BIN)/python -m simulations cluster --seed 0 --seeds 150 --jobs 2
 
 lint: setup-test
 	$(BIN)/ruff format --check .
@@ -37,7 +40,7 @@ chaos: setup-test
 	$(BIN)/python -m simulations chaos --seconds $(SECONDS)
 
 simulate: setup-test
-	$(BIN)/python -m simulations cluster --seed 0 --seeds $(SEEDS)
+	$(BIN)/python -m simulations cluster --seed $(SEED) --seeds $(SEEDS) --jobs $(JOBS)
 
 bench: setup-test
 	$(BIN)/onepiece bench transport

@@ -64,20 +64,27 @@ PREVIEW_BYTES_MAX: Final = 256 * KIB
 STOPPED_UIDS_MAX: Final = 16 * KIB
 """Requests an actor remembers as stopped, so that what arrives late for them is refused."""
 WORKFLOW_PATIENCE_SECONDS: Final = 10.0
-REPORT_LINGER_SECONDS: Final = 0.02
+REPORT_LINGER_SECONDS: Final = 0.1
 """How long a stage's report waits for company, and for a newer one that makes it needless.
 
 Nobody but a person waits for a report; what a request waits for never lingers."""
 REPORTS_QUEUED_MAX: Final = 4 * KIB
 """Reports that linger for one owner; more of them do not wait any longer."""
 DELIVERY_PATIENCE_SECONDS: Final = 30.0
+LOSSES_PER_MESSAGE_MAX: Final = 8
+"""Nodes that may die with a message in their ring that nobody saw them take: it may be what kills them."""
 EVENTS_PER_REQUEST_MAX: Final = 512
+EVENTS_BYTES_PER_REQUEST_MAX: Final = 4 * MIB
 RECORDS_MAX: Final = 10_000
+RECORDS_BYTES_MAX: Final = 64 * MIB
+"""What a proxy keeps of ended requests takes this much memory at most, as estimated."""
 RECORD_KEEP_SECONDS: Final = 3600.0
 STORES_RETURN_SECONDS: Final = 5.0
 """How long behind its first route table a node takes into account that store nodes may still join."""
 STORES_FORGOTTEN_SECONDS: Final = 600.0
 """How long a store node that is gone is expected back, with what lies on its disk."""
+CHECKPOINT_LINGER_SECONDS: Final = 60.0
+"""How long behind its request's deadline a checkpoint is kept that nobody has released."""
 FOLLOWERS_PER_REQUEST_MAX: Final = 64
 """Clients that follow one request's events at once."""
 
@@ -109,4 +116,5 @@ assert ISOLATED_LEAVE_SECONDS < ISOLATED_STOP_SECONDS
 assert CONTROL_BATCH_BYTES_MAX < CONTROL_BYTES_MAX
 assert RESULT_PIECE_BYTES_MAX < CONTROL_BYTES_MAX
 assert WORKFLOW_PATIENCE_SECONDS < DELIVERY_PATIENCE_SECONDS
+assert PREVIEW_BYTES_MAX < EVENTS_BYTES_PER_REQUEST_MAX < RECORDS_BYTES_MAX
 assert EVENTS_PER_REQUEST_MAX > 8 * STAGES_PER_WORKFLOW_MAX - 1

@@ -39,6 +39,7 @@ KIND_STAGE_INPUT: Final = 2
 KIND_RESULT: Final = 3
 KIND_RECORD: Final = 4
 KIND_COPY: Final = 5
+KIND_CHECKPOINT: Final = 6
 
 
 Trail: TypeAlias = Mapping[str, bytes]
@@ -302,16 +303,25 @@ class ResultDescribed:
     content_type: str = ""
     failure: Mapping[str, Any] | None = None
     error: Mapping[str, Any] | None = None
+    is_intent: bool = False
+    """``failure`` is what the request is to end in, and not its end yet."""
 
 
 @register
 @frozen
 class StoreFailure:
-    """The owner has ended a request without a result: keep the error, for whoever asks later."""
+    """A request is to end in this error, unless something stands under its UID already; or it has ended so.
 
+    Answered by a ``ResultDescribed`` with what stands, or with why nothing could be kept.
+    """
+
+    call: int
+    reply_to: str
     uid: str
     workflow: str
     error: Mapping[str, Any]
+    is_settled: bool
+    """It has ended so."""
 
 
 @register

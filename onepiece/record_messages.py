@@ -152,6 +152,7 @@ class HeldRequest:
     uid: str
     active: Mapping[str, str]
     retained: tuple[str, ...]
+    checkpoints: tuple[str, ...] = ()
 
 
 @register

@@ -182,7 +182,7 @@ def stage(
             ``"loop"`` on the node's event loop, where it must not; ``"process"`` in a helper process of the
             instance's own, which imports the stage's module itself: it may crash there, and the node lives.
         concurrency: How many calls one instance may be working on at a time.
-        checkpoint: Keep what it returns in the result store until the request has ended, so that the
+        checkpoint: Keep what it returns on store nodes until the request has ended, so that the
             request goes on from there whatever nodes die.
         name: The stage's name in graphs and logs; the function's if not given.
 

@@ -61,7 +61,8 @@ class Process:
         self.resumed_at = 0.0
         """When its last pause ended, as of the loop's ``now``."""
         self._loop = loop
-        self._ready: deque[_Step | _Timer] = deque()
+        self.ready: deque[_Step | _Timer] = deque()
+        """Steps that wait for their turn."""
         self._fuse: tuple[int, Callable[[], None]] | None = None
         self._context = contextvars.copy_context()
         self._context.run(_PROCESS.set, self)
@@ -93,20 +94,15 @@ class Process:
 
     def next_step(self) -> "_Step | _Timer | None":
         """Take the step that is next in turn."""
-        while self._ready:
-            step = self._ready.popleft()
+        while self.ready:
+            step = self.ready.popleft()
             if not step.cancelled():
                 return step
         return None
 
     def enqueue(self, step: "_Step | _Timer") -> None:
         """Have a step wait for its turn."""
-        self._ready.append(step)
-
-    @property
-    def is_ready(self) -> bool:
-        """It has a step to run, and may."""
-        return bool(self._ready) and not self.is_paused
+        self.ready.append(step)
 
     def count_step(self) -> None:
         """A step has been run."""
@@ -364,7 +360,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _turn(self) -> None:
         """Run one step, or let time pass until there is one."""
-        ready = [process for process in self._processes if process.is_ready]
+        ready = [process for process in self._processes if process.ready and not process.is_paused]
         if not ready:
             self._pass_time()
             return

@@ -41,6 +41,8 @@ class Checks:
         """Disks that hold a result or an error, by UID."""
         self._records: dict[str, dict[SimDisk, None]] = {}
         """Disks that hold the record of a request that has not ended, by UID."""
+        self._ended: dict[SimDisk, set[str]] = {}
+        """Requests that a disk knows to have ended: what it is given of their records it does not keep."""
         for machine in machines:
             machine.disk.on_job = self._on_job
 
@@ -53,14 +55,16 @@ class Checks:
             case ("purge" | "put_tombstone", *_):
                 pass
             case ("put", LogEntry() as entry, *_) if found == entry.uid:
-                self._records.setdefault(entry.uid, {})[disk] = None
+                if entry.uid not in self._ended.get(disk, ()):
+                    self._records.setdefault(entry.uid, {})[disk] = None
             case ("remove", str() as uid, *_):
                 self._records.get(uid, {}).pop(disk, None)
+                self._ended.setdefault(disk, set()).add(uid)
             case _:
                 pass
 
     def _stored(self, disk: SimDisk, record: StoredRecord, value: bytes) -> None:
-        if record.uid.startswith("retained-"):
+        if record.uid.startswith("retained-") or record.kind is RecordKind.INTENT:
             return
         self._holders.setdefault(record.uid, {})[disk] = None
         if record.kind is RecordKind.RESULT:
@@ -78,6 +82,7 @@ class Checks:
 
     def wiped(self, disk: SimDisk) -> None:
         """This disk is empty now."""
+        self._ended.pop(disk, None)
         for disks in (*self._holders.values(), *self._records.values()):
             disks.pop(disk, None)
 

@@ -159,8 +159,8 @@ class SimMachine:
                     await serve_until_stopped(node, life.stop)
                 finally:
                     life.node = None
-        except OnePieceError as error:
-            self._world.trace.tell(self.name, f"could not go on: {error}")
+        except* OnePieceError as errors:
+            self._world.trace.tell(self.name, f"could not go on: {_first(errors)}")
 
     async def _bury(self, life: _Life) -> None:
         """Wait until nothing is left of a process, and forget it."""
@@ -330,6 +330,12 @@ class SimMachine:
             serve_http=_serve_nothing,
             workflows=world.workflows,
         )
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error that is no group."""
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _fail(answer: "asyncio.Future[Any]", why: str) -> None:

@@ -309,12 +309,12 @@ class Network:
         return self.hosts[name]
 
     def arrival(self) -> float:
-        """When something that is sent now will be there."""
+        """When something that is sent now will be there: within a silence, as wires are given up then."""
         weather = self.weather
         delay = weather.latency_seconds + self.rng.expovariate(1.0) * weather.jitter_seconds
         if weather.spike_chance and self.rng.random() < weather.spike_chance:
             delay += self.rng.random() * weather.spike_seconds
-        return self.loop.now + delay * self.slowness
+        return self.loop.now + min(delay * self.slowness, SILENCE_SECONDS)
 
     # --- wires ---------------------------------------------------------------------------------
 

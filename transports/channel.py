@@ -4,7 +4,7 @@
 
     async with transport.listen(address, options) as listener:
         async with open_receiver(listener, "actor/7", geometry) as receiver:
-            delivery = await receiver.receive()        # or poll_nowait()
+            delivery = await receiver.receive()        # or poll_nowait(), or deliver_to(take)
             delivery.payload                           # memoryview into the ring, until release()
             receiver.release(delivery)                 # any order
 
@@ -19,8 +19,9 @@ the sender still holds what was not seen to be taken.
 """
 
 from transports.receiver import DEFAULT_GEOMETRY, Delivery, Leniency, Receiver, open_receiver
-from transports.sender import Sender, Undelivered, open_sender
+from transports.sender import Sender, open_sender
 from transports.sender_link import Patience
+from transports.sender_request import Undelivered
 
 __all__ = [
     "DEFAULT_GEOMETRY",

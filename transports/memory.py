@@ -92,7 +92,9 @@ class RemoteMemory(ABC):
     Every method may raise ``PeerLost`` (connection gone), ``SessionFenced`` (the owner revoked us),
     ``ChannelClosed`` (we closed it), ``ProtocolError`` (one side broke a rule) or
     ``OperationTimeout``. After any of the first four every later call raises the same. Cancelling a
-    call leaves the operation posted: it may still take place.
+    call leaves the operation posted: it may still take place. An operation may be begun by one task
+    and finished by another, so it must not depend on which one is current (no ``asyncio.timeout``);
+    ``wait_notified``, ``flush`` and ``close`` are called from one task to their end.
     """
 
     @property

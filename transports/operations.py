@@ -61,11 +61,12 @@ class Write:
 
     offset: int
     buffers: tuple[Bytes, ...]
+    length: int = field(init=False, eq=False, repr=False)
+    """Bytes written in all; counted once, as whoever carries it out asks several times."""
 
-    @property
-    def length(self) -> int:
-        """Bytes written in all."""
-        return sum(len(buffer) for buffer in self.buffers)
+    @length.default
+    def _length(self) -> int:
+        return sum(map(len, self.buffers))
 
 
 @frozen

@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Final, NoReturn
 
 from attrs import field, frozen
 
@@ -120,6 +120,9 @@ class Receiver:
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._failure: BaseException | None = None
         self._in_a_row = 0
+        self._take: Callable[[Delivery], None] | None = None
+        self._delivering = False
+        self._delivery_ended: asyncio.Future[None] = self._loop.create_future()
 
     @property
     def address(self) -> Address:
@@ -157,6 +160,28 @@ class Receiver:
                 return delivery
             self._in_a_row = 0
             await self._wait()
+
+    async def deliver_to(self, take: Callable[[Delivery], None]) -> NoReturn:
+        """Call ``take`` with each message as soon as it is there, one after the other, until cancelled.
+
+        For whoever never waits between two messages: ``receive`` costs a turn of the event loop for each.
+        ``take`` is called by the event loop, and releases the message when its bytes are done with.
+
+        Raises:
+            ChannelClosed: The receiver was closed.
+            Exception: What ``take`` raised; its message was not released.
+
+        Cancellation: no message is lost.
+        """
+        assert self._take is None, "messages are delivered to somebody already"
+        self._take = take
+        ended = self._delivery_ended = self._loop.create_future()
+        try:
+            self._deliver()
+            await ended
+        finally:
+            self._take = None
+        raise AssertionError("deliveries end with an error")
 
     def poll_nowait(self) -> Delivery | None:
         """The next message if one is there.
@@ -349,6 +374,27 @@ class Receiver:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand over what is there, but let others run in between."""
+        if self._take is None or self._delivering or self._delivery_ended.done():
+            return
+        self._delivering = True
+        try:
+            for _ in range(_POLLS_BEFORE_YIELD):
+                delivery = self.poll_nowait()
+                if delivery is None:
+                    if not (self._fencing or self._hashing):
+                        self._set_timer()
+                    return
+                self._take(delivery)
+        except Exception as error:  # noqa: BLE001 - raised where deliveries are awaited
+            self._delivery_ended.set_exception(error)
+            return
+        finally:
+            self._delivering = False
+        self._loop.call_soon(self._deliver)
 
     def _fail(self, failure: BaseException) -> None:
         if self._failure is None:

@@ -2,6 +2,9 @@
 
 One task, the *courier*, runs everything that touches the ring, one program after another, so messages
 enter in the order of the ``send`` calls and a cancelled caller never leaves a reservation half done.
+Where it rests and nothing waits, ``send`` itself begins the work up to the first answer that it has to
+wait for, which for a small message is all there is to send; the courier is left what does not end with
+that answer. So the common message leaves without a turn of the event loop.
 
 A message goes through these states::
 
@@ -23,12 +26,10 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
-
-from attrs import define, frozen
 
 from transports.address import Address
 from transports.background import Background
@@ -47,53 +48,12 @@ from transports.operations import Bytes, Pause, PauseReason
 from transports.registry import transport_for
 from transports.ring.layout import BYTE_MAX
 from transports.sender_link import Link, Patience, Session
+from transports.sender_pace import Pace
+from transports.sender_request import Abandoned, Begun, Request, Undelivered
+from transports.sessions import Ending
 
 _BROKEN: Final = (PeerLost, SessionFenced, OperationTimeout)
 """What ends a session but not the channel: a new session may go on."""
-
-_REFRESH_SECONDS: Final = (0.005, 0.25)
-"""First and longest time between two looks at how much was delivered, while nothing is sent."""
-_REFRESH_DRAINING_SECONDS: Final = 0.01
-"""The longest while somebody waits in ``drained``."""
-
-
-@frozen(eq=False)
-class Undelivered:
-    """A message that the receiver was not seen to take; it may be sent elsewhere."""
-
-    number: int
-    kind: int
-    flags: int
-    buffers: tuple[Bytes, ...]
-
-
-@define(eq=False)
-class _Request:
-    """A call of ``send`` that waits for its number."""
-
-    kind: int
-    flags: int
-    buffers: tuple[Bytes, ...]
-    answer: asyncio.Future[int]
-    may_wait: bool
-    idle: bool = True
-    """Nothing of it is on its way: it waits for its turn, or for room."""
-    expired: bool = False
-
-    def fail(self, error: BaseException) -> None:
-        """Tell the caller, unless it has gone."""
-        if not self.answer.done():
-            self.answer.set_exception(error)
-
-    def expire(self, seconds: float) -> None:
-        """The caller's time is over: give up now, or at the next wait for room."""
-        self.expired = True
-        if self.idle:
-            self.fail(RingFull(f"no room within {seconds} s; wait longer, or refuse work upstream"))
-
-
-class _Abandoned(Exception):  # noqa: N818  # no error: it ends a program that has reserved nothing
-    """The caller of ``send`` has gone, or its time is over, before anything was reserved."""
 
 
 class Sender:
@@ -105,17 +65,16 @@ class Sender:
         self._loop = asyncio.get_running_loop()
         self._background = Background(self._fail)
         self._session: Session | None = None
-        self._requests: deque[_Request] = deque()
+        self._requests: deque[Request] = deque()
         self._kept: deque[Undelivered] = deque()
         self._next_number = 0
         self._alarm: asyncio.Future[None] | None = None
-        self._refresh_at = 0.0
-        self._refresh_pause = _REFRESH_SECONDS[0]
-        self._drainers = 0
+        self._pace = Pace(link.clock)
         self._waiting_for_room = False
-        self._in_hand: _Request | None = None
+        self._in_hand: Request | None = None
+        self._rests_unbounded = False
         self._progress: asyncio.Future[None] = self._loop.create_future()
-        self._failure: BaseException | None = None
+        self._ending = Ending()
         self._ended = asyncio.Event()
 
     @property
@@ -169,13 +128,13 @@ class Sender:
 
         Cancellation: the message is sent whole or not at all.
         """
-        self._check()
+        self._ending.check()
         if not (0 <= kind <= BYTE_MAX and 0 <= flags <= BYTE_MAX):
             raise ValueError(f"kind and flags are 0 to {BYTE_MAX}, not {kind} and {flags}")
         may_wait = timeout_seconds is None or timeout_seconds > 0
         if not may_wait and self._waiting_for_room:
             raise RingFull(f"{self.address} has no room and other sends wait for it already")
-        request = _Request(
+        request = Request(
             kind=kind,
             flags=flags,
             buffers=(buffers,) if isinstance(buffers, bytes | bytearray | memoryview) else tuple(buffers),
@@ -183,7 +142,10 @@ class Sender:
             may_wait=may_wait,
         )
         self._requests.append(request)
-        self._ring_alarm()
+        if self._alarm is None or self._alarm.done() or len(self._requests) > 1:
+            self._ring_alarm()
+        else:
+            self._begin(request)
         if timeout_seconds is None or not may_wait:
             return await request.answer
         timer = self._loop.call_later(timeout_seconds, request.expire, timeout_seconds)
@@ -200,20 +162,20 @@ class Sender:
             ChannelClosed: The sender was closed.
         """
         goal = self._next_number
-        self._drainers += 1
+        self._pace.drainers += 1
         try:
             self._look_soon()
             while self.delivered < goal:
-                self._check()
+                self._ending.check()
                 await asyncio.shield(self._progress)
         finally:
-            self._drainers -= 1
+            self._pace.drainers -= 1
 
     async def progressed(self) -> None:
         """Wait until ``delivered`` has grown, or the channel has ended; raises as ``lost``."""
-        self._check()
+        self._ending.check()
         await asyncio.shield(self._progress)
-        self._check()
+        self._ending.check()
 
     async def lost(self) -> None:
         """Wait until the channel has ended, and raise why.
@@ -225,7 +187,7 @@ class Sender:
             ChannelClosed: The sender was closed.
         """
         await self._ended.wait()
-        self._check()
+        self._ending.check()
 
     async def close(self) -> None:
         """End the session; waiting ``send`` and ``drained`` calls raise ``ChannelClosed``. Idempotent.
@@ -239,7 +201,7 @@ class Sender:
 
     async def finish(self) -> None:
         """Let what was posted reach the wire; used on a regular exit, before ``close``."""
-        if self._failure is None and self._session is not None:
+        if not self._ending.over() and self._session is not None:
             try:
                 await self._session.memory.flush()
             except TransportError:
@@ -257,12 +219,12 @@ class Sender:
         while True:
             if self._requests:
                 self._in_hand = self._requests.popleft()
-                if not self._in_hand.answer.done():
+                if self._in_hand.begun is not None or not self._in_hand.answer.done():
                     await self._carry(self._in_hand)
                 self._in_hand = None
             elif not self._kept:
                 await self._rest(None)
-            elif (wait := self._refresh_at - self._clock()) > 0:
+            elif (wait := self._pace.wait) > 0:
                 await self._rest(wait)
             else:
                 await self._refresh()
@@ -270,6 +232,7 @@ class Sender:
     async def _rest(self, seconds: float | None) -> None:
         """Wait until there is something to do, at most so long."""
         alarm = self._alarm = self._loop.create_future()
+        self._rests_unbounded = seconds is None
         timer = None if seconds is None else self._loop.call_later(seconds, self._ring_alarm)
         try:
             await alarm
@@ -278,13 +241,18 @@ class Sender:
             if timer is not None:
                 timer.cancel()
 
-    async def _carry(self, request: _Request) -> None:
+    async def _carry(self, request: Request) -> None:
         """Send a waiting message, or tell its caller why not."""
-        message = Undelivered(self._next_number, request.kind, request.flags, request.buffers)
-        request.idle = False
+        begun, request.begun = request.begun, None
+        if begun is None:
+            begun = self._work_for(request)
+            work: Awaitable[None] = begun.work
+        else:
+            work = begun.finish()
+        message = begun.message
         try:
-            await self._send(message, may_wait=request.may_wait, wait=partial(self._wait_for, request))
-        except _Abandoned:
+            await work
+        except Abandoned:
             return
         except (RingFull, MessageTooLarge) as error:
             request.fail(error)
@@ -307,6 +275,42 @@ class Sender:
         if not request.answer.done():
             request.answer.set_result(message.number)
 
+    def _work_for(self, request: Request) -> Begun:
+        message = Undelivered(self._next_number, request.kind, request.flags, request.buffers)
+        request.idle = False
+        work = self._send(message, may_wait=request.may_wait, wait=partial(self._wait_for, request))
+        return Begun(message, work)
+
+    def _begin(self, request: Request) -> None:
+        """Put a message on its way while the courier rests; runs in the task of ``send``."""
+        request.begun = self._work_for(request)
+        self._go_on(request)
+
+    def _go_on(self, request: Request, _answer: object = None) -> None:
+        """Go on with what was begun, now that it need not wait, unless the courier has taken it over."""
+        begun = request.begun
+        if begun is None:
+            return
+        try:
+            waits_for = begun.waits_for = begun.work.send(None)
+        except StopIteration:
+            request.begun = None
+            taken = self._requests.popleft()
+            assert taken is request, "it stands first until it is sent"
+            self._keep(begun.message)
+            if not request.answer.done():
+                request.answer.set_result(begun.message.number)
+            if self._rests_unbounded:
+                self._ring_alarm()  # from now on there is something to look after
+        except BaseException as error:  # noqa: BLE001 - the courier raises it where it can act on it
+            begun.error = error
+            self._ring_alarm()
+        else:
+            if isinstance(waits_for, asyncio.Future):
+                waits_for.add_done_callback(partial(self._go_on, request))
+            else:
+                self._ring_alarm()
+
     async def _send(self, message: Undelivered, *, may_wait: bool, wait: Waiter) -> None:
         session = self._current()
         program = session.producer.send(
@@ -320,7 +324,9 @@ class Sender:
         assert message.number == self._next_number
         self._next_number += 1
         self._kept.append(message)
-        self._look_soon()
+        self._pace.sent(len(self._kept))
+        if self._pace.drainers:
+            self._ring_alarm()
 
     def _let_go(self) -> None:
         """Drop the messages that the receiver is known to have."""
@@ -345,28 +351,31 @@ class Sender:
         if len(self._kept) < before:
             self._look_soon()
         else:
-            longest = _REFRESH_DRAINING_SECONDS if self._drainers else _REFRESH_SECONDS[1]
-            self._refresh_pause = min(2 * self._refresh_pause, longest)
-            self._refresh_at = self._clock() + self._refresh_pause
+            self._pace.later()
 
     def _look_soon(self) -> None:
-        """Look at what was delivered after the shortest pause from now, and double it from there."""
-        self._refresh_pause = _REFRESH_SECONDS[0]
-        self._refresh_at = self._clock() + self._refresh_pause
-        if self._drainers:
+        self._pace.soon()
+        if self._pace.drainers:
             self._ring_alarm()
 
-    async def _wait_for(self, request: _Request, pause: Pause) -> float:
+    async def _wait_for(self, request: Request, pause: Pause) -> float:
         """Wait inside a send that has reserved nothing yet; its caller may give up meanwhile."""
+        if pause.reason is PauseReason.CONTENDED and pause.attempt == 1:
+            # What was lost is a swap of a tail that others had moved on; the next try has the right one.
+            if request.answer.done():
+                raise Abandoned
+            return self._clock()
+        if request.begun is not None:
+            await asyncio.sleep(0)  # rest, so that the courier takes over: a wait belongs to its task
         self._let_go()
         request.idle = True
         if request.expired:
             request.expire(0.0)
         if request.answer.done():
-            raise _Abandoned
+            raise Abandoned
         now = await self._wait(pause)
         if request.answer.done():
-            raise _Abandoned
+            raise Abandoned
         request.idle = False
         return now
 
@@ -418,29 +427,21 @@ class Sender:
 
     def _fail(self, failure: BaseException) -> None:
         """End the channel: the first reason stays, and everyone who waits is told."""
-        if self._failure is not None:
+        reason = failure
+        if not isinstance(reason, TransportError):
+            who = f"the sender {self._link.identity!r} to {self.address}"
+            reason = ChannelClosed(f"{who} failed: {failure!r}")
+            reason.__cause__ = failure
+        if not self._ending.reach(reason):
             return
-        self._failure = failure
         self._ended.set()
         if self._in_hand is not None:
-            self._in_hand.fail(self._error())
+            self._in_hand.fail(self._ending.error())
         while self._requests:
-            self._requests.popleft().fail(self._error())
+            request = self._requests.popleft()
+            request.begun = None
+            request.fail(self._ending.error())
         self._signal_progress()
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._error()
-
-    def _error(self) -> TransportError:
-        """Why the channel has ended, as a new exception for each who is told."""
-        failure = self._failure
-        assert failure is not None
-        if isinstance(failure, TransportError):
-            return type(failure)(*failure.args)
-        error = ChannelClosed(f"the sender {self._link.identity!r} to {self.address} failed: {failure!r}")
-        error.__cause__ = failure
-        return error
 
 
 @asynccontextmanager

@@ -30,4 +30,6 @@ class Ending:
     def error(self) -> TransportError:
         """The reason, as a new exception: one instance raised twice would mix two tracebacks."""
         assert self._reason is not None
-        return type(self._reason)(*self._reason.args)
+        error = type(self._reason)(*self._reason.args)
+        error.__cause__ = self._reason.__cause__
+        return error

@@ -84,8 +84,8 @@ REASON_BYTES_MAX: Final = 2048
 READ_BYTES_MAX: Final = 1 << 20
 GUARDED_FRAME_BYTES_MAX: Final = 16 << 10
 """Largest chain that travels in one frame with its swap: a small message is one frame and its answer."""
-GUARDED_BYTES_MAX: Final = (1 << 20) + 4096
-"""Largest chain behind a swap: what is sent in vain when another producer was faster."""
+GUARDED_BYTES_MAX: Final = (1 << 20) + (64 << 10)
+"""Largest chain behind a swap, a MiB and a header: what is sent in vain when another producer was faster."""
 CHAIN_WRITES_MAX: Final = 16
 
 NOTIFY: Final = 1

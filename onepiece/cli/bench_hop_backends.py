@@ -1,7 +1,8 @@
 """What ``onepiece bench hop`` compares: each backend's chain of three empty stages.
 
 Every chain has the same shape, measuring process -> stage -> stage -> stage -> measuring process, each
-stage in a process of its own on this machine, joined over loopback. A chain takes a payload and gives
+stage in a process of its own on this machine, joined over loopback. With more than one lap the third stage
+hands on to the first, each hop still from one process to another. A chain takes a payload and gives
 back a reply; looking at it and letting go of it is work of ``Reply.close`` and stands outside the
 latency.
 
@@ -9,8 +10,9 @@ latency.
   process is a node too, with proxy, result store and manager. A request is answered when its last
   event is there: its result is in the store of the measuring process then, and survives it. Results
   are read back, checked and purged when a cell's clock has stopped.
-* ``pyzmq``: frames pushed on as they were pulled; no serialiser, no routing, no errors. Its stages run on
-  asyncio's own loop; those of ``pyzmq-node-loop`` on the loop that nodes use, as the measuring process does.
+* ``pyzmq``: frames pushed on as they were pulled; no serialiser, no errors, no routing but the laps left,
+  which the third stage counts down. Its stages run on asyncio's own loop; those of ``pyzmq-node-loop`` on
+  the loop that nodes use, as the measuring process does.
 * ``dask``: three workers, tasks chained by futures; payloads of 64 KiB and more are scattered.
 * ``ray``: three actors, calls chained by references.
 """
@@ -27,6 +29,8 @@ from typing import Any, Final
 
 from attrs import define, frozen
 
+from onepiece.cli.bench_hop_process import NAME_BYTES
+from onepiece.cli.bench_stages import LAPS
 from onepiece.node.node import Node, open_node
 from onepiece.node.options import NodeOptions
 from onepiece.node.proxy_service import ProxyService
@@ -63,8 +67,11 @@ class Chain(ABC):
     """Three stages and the way through them."""
 
     @abstractmethod
-    async def request(self, payload: bytearray) -> Reply:
-        """Send a payload through the stages; it stays unchanged until the reply is there."""
+    async def request(self, payload: bytearray, laps: int) -> Reply:
+        """Send a payload through the stages so often; it stays unchanged until the reply is there.
+
+        ``laps`` is 1 or ``LAPS``.
+        """
 
 
 @frozen
@@ -103,10 +110,13 @@ class _Bytes(Reply):
 @define(eq=False)
 class _Runtime(Chain):
     proxy: ProxyService
-    workflow: str
+    workflows: Mapping[int, str]
+    """By the number of laps."""
 
-    async def request(self, payload: bytearray) -> Reply:
-        status = await self.proxy.submit(self.workflow, {"payload": payload}, timeout_seconds=None, key=None)
+    async def request(self, payload: bytearray, laps: int) -> Reply:
+        status = await self.proxy.submit(
+            self.workflows[laps], {"payload": payload}, timeout_seconds=None, key=None
+        )
         async for _ in self.proxy.events(status.uid, -1):
             pass
         return _Stored(self.proxy, status.uid)
@@ -135,11 +145,13 @@ async def _range(pieces: AsyncIterator[bytes]) -> bytes:
 
 
 def _open_runtime(workflow: str) -> Callable[[], AbstractAsyncContextManager[Chain]]:
+    workflows = {1: workflow, LAPS: f"{workflow}_laps"}
+
     @asynccontextmanager
     async def opened() -> AsyncIterator[Chain]:
         options = NodeOptions(
             roles=frozenset({"proxy", "store", "manager"}),
-            workflows=(f"onepiece.cli.bench_stages:{workflow}",),
+            workflows=tuple(f"onepiece.cli.bench_stages:{name}" for name in workflows.values()),
             workers=STAGES,
             listen=Address.parse(f"tcp://{_LOOPBACK}:0"),
             inbox_bytes=256 << 20,
@@ -147,7 +159,7 @@ def _open_runtime(workflow: str) -> Callable[[], AbstractAsyncContextManager[Cha
         async with open_node(options, StopSignal()) as node, contextlib.AsyncExitStack() as stack:
             for _ in range(STAGES):
                 await stack.enter_async_context(_process(*_worker_arguments(node.address)))
-            yield _Runtime(await _ready_proxy(node), workflow)
+            yield _Runtime(await _ready_proxy(node), workflows)
 
     return opened
 
@@ -204,11 +216,11 @@ class _Zmq(Chain):
     waiting: dict[bytes, asyncio.Future[Any]]
     serial: int = 0
 
-    async def request(self, payload: bytearray) -> Reply:
+    async def request(self, payload: bytearray, laps: int) -> Reply:
         self.serial += 1
-        name = self.serial.to_bytes(8, "little")
+        name = self.serial.to_bytes(NAME_BYTES, "little")
         answer = self.waiting[name] = asyncio.get_running_loop().create_future()
-        await self.push.send_multipart([name, payload], copy=False)
+        await self.push.send_multipart([name + bytes([laps - 1]), payload], copy=False)
         return _Bytes(await answer)
 
 
@@ -228,14 +240,15 @@ async def _zmq_chain(kind: str) -> AsyncIterator[Chain]:
         )
         pull.linger = push.linger = 0
         onward = f"tcp://{_LOOPBACK}:{pull.bind_to_random_port(f'tcp://{_LOOPBACK}')}"
-        for _ in range(STAGES):  # the last one first: each is told where it pushes to
-            process = await stack.enter_async_context(_process(kind, onward))
+        for place in ("last", "inner", "inner"):  # the last one first: each is told where it pushes to
+            process = await stack.enter_async_context(_process(kind, place, onward))
             assert process.stdout is not None
             async with asyncio.timeout(_START_SECONDS):
                 onward = (await process.stdout.readline()).decode().strip()
             if not onward:
                 raise RuntimeError("a stage of pyzmq did not start; its error stands above")
         push.connect(onward)
+        await push.send_multipart([b"", onward.encode()])  # the last stage learns where a lap begins
         chain = _Zmq(push, {})
         reading = asyncio.ensure_future(_read_zmq(pull, chain.waiting))
         try:
@@ -248,7 +261,7 @@ async def _zmq_chain(kind: str) -> AsyncIterator[Chain]:
 async def _read_zmq(pull: Any, waiting: Mapping[bytes, asyncio.Future[Any]]) -> None:
     while True:
         name, body = await pull.recv_multipart(copy=False)
-        waiting.pop(name.bytes).set_result(body.buffer)  # type: ignore[attr-defined]  # a dict, read here
+        waiting.pop(name.bytes[:NAME_BYTES]).set_result(body.buffer)  # type: ignore[attr-defined]  # a dict, read here
 
 
 # Dask distributed.
@@ -264,13 +277,14 @@ class _Dask(Chain):
     workers: list[str]
     serial: int = 0
 
-    async def request(self, payload: bytearray) -> Reply:
+    async def request(self, payload: bytearray, laps: int) -> Reply:
         self.serial += 1
+        serial = self.serial  # others begin while this one scatters, and keys must differ
         value: Any = bytes(payload)
         if len(payload) >= _SCATTER_BYTES_MIN:
             value = await self.client.scatter(value, workers=[self.workers[0]], direct=True, hash=False)
-        for number, worker in enumerate(self.workers):
-            key = f"hop{number}-{self.serial}"
+        for number, worker in enumerate(self.workers * laps):
+            key = f"hop{number}-{serial}"
             value = self.client.submit(_hand_on, value, key=key, workers=[worker], pure=False)
         return _Bytes(await self.client.gather(value, direct=True))
 
@@ -300,9 +314,9 @@ async def _open_dask() -> AsyncIterator[Chain]:
 class _Ray(Chain):
     actors: list[Any]
 
-    async def request(self, payload: bytearray) -> Reply:
+    async def request(self, payload: bytearray, laps: int) -> Reply:
         value: Any = bytes(payload)
-        for actor in self.actors:
+        for actor in self.actors * laps:
             value = actor.hand_on.remote(value)
         return _Bytes(await value)
 
@@ -315,7 +329,14 @@ async def _open_ray() -> AsyncIterator[Chain]:
         def hand_on(self, value: Any) -> Any:
             return value
 
-    ray.init(num_cpus=STAGES + 1, include_dashboard=False, _node_ip_address=_LOOPBACK, log_to_driver=False)
+    # In a thread: it takes seconds, in which the other backends' heartbeats must not stand still.
+    await asyncio.to_thread(
+        ray.init,
+        num_cpus=STAGES + 1,
+        include_dashboard=False,
+        _node_ip_address=_LOOPBACK,
+        log_to_driver=False,
+    )
     try:
         remote = ray.remote(num_cpus=0)(Stage)
         yield _Ray([remote.remote() for _ in range(STAGES)])

@@ -1,11 +1,16 @@
 """The empty stages of ``onepiece bench hop``: what a hop costs is all that they cost.
 
-One workflow for each isolation; each has three stages, so that three processes get one each.
+Each isolation has three stages, so that three processes get one each, and two workflows: one goes through
+them once, the other ``LAPS`` times, so that what a further hop costs is the difference.
 """
+
+from typing import Final
 
 from onepiece import StageContext, stage, workflow
 
-__all__ = ["through_loop", "through_threads"]
+__all__ = ["LAPS", "through_loop", "through_loop_laps", "through_threads", "through_threads_laps"]
+
+LAPS: Final = 3
 
 
 @stage(isolation="loop")
@@ -32,6 +37,14 @@ def through_loop(payload: bytes) -> bytes:
     return loop_third(loop_second(loop_first(payload)))
 
 
+@workflow
+def through_loop_laps(payload: bytes) -> bytes:
+    """The same three stages, one lap after the other."""
+    for _ in range(LAPS):
+        payload = loop_third(loop_second(loop_first(payload)))
+    return payload
+
+
 @stage(isolation="thread")
 async def thread_first(ctx: StageContext[None], payload: bytes) -> bytes:
     """Hand on what came, on the thread of the device."""
@@ -54,3 +67,11 @@ async def thread_third(ctx: StageContext[None], payload: bytes) -> bytes:
 def through_threads(payload: bytes) -> bytes:
     """Three stages on the threads of their devices."""
     return thread_third(thread_second(thread_first(payload)))
+
+
+@workflow
+def through_threads_laps(payload: bytes) -> bytes:
+    """The same three stages, one lap after the other."""
+    for _ in range(LAPS):
+        payload = thread_third(thread_second(thread_first(payload)))
+    return payload

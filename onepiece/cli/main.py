@@ -19,7 +19,11 @@ DEFAULT_HTTP: Final = "127.0.0.1:7080"
 PORT_MAX: Final = 65535
 DEFAULT_SERVER: Final = f"http://{DEFAULT_HTTP}"
 SERVER_VARIABLE: Final = "ONEPIECE_SERVER"
-BENCHES: Final = {"transport": "onepiece.cli.bench_transport", "hop": "onepiece.cli.bench_hop"}
+BENCHES: Final = {
+    "transport": "onepiece.cli.bench_transport",
+    "hop": "onepiece.cli.bench_hop",
+    "memory": "onepiece.cli.bench_memory",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -186,7 +190,7 @@ def _add_drain(commands: Any) -> None:
 def _add_bench(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
-        help="measure transports, or the cost of a hop",
+        help="measure transports, the cost of a hop, or a node's memory",
         description="Measure. What follows the subject goes to it: `onepiece bench transport --help`.",
     )
     parser.add_argument("subject", choices=sorted(BENCHES))

@@ -1,10 +1,15 @@
 """The words of replication: versions and their order, who holds them, events and effects.
 
-What stands under a UID on one node is a *version*: a value, an error or a tombstone, and when it was
-first stored. Of two versions one beats the other, the same one on every node: a tombstone beats all
-else, and of the rest the earlier one stands, since the first writer wins. (Were it the later one, a
-result that a client has begun to read could be exchanged under its hands by a stage that ran twice.)
-Two values of the same kind and moment are taken for the same.
+What stands under a UID on one node is a *version*: a value, an error, an intent or a tombstone, and when it
+was first stored. Of two versions one beats the other, the same one on every node: a tombstone beats all
+else, an error beats a value, a value an intent. An *intent* is an error that a request is to end in, if
+nothing else stands where its owner asks for it to be stored; the owner then has an error stored in its
+place, or leaves it behind. So an error is there only where it was decided that it is the end, and a result
+that a node out of reach has stored, or an intent, does not change that once the node is back.
+
+Of two of a kind the earlier one stands, since the first writer wins. (Were it the later one, a result that
+a client has begun to read could be exchanged under its hands by a stage that ran twice.) Two values of the
+same kind and moment are taken for the same.
 
 ``replication`` has the machine, and says what all of this is for.
 """
@@ -17,6 +22,10 @@ from attrs import frozen
 from onepiece.core.routing import ranked
 
 TOMBSTONE: Final = "tombstone"
+ERROR: Final = "error"
+INTENT: Final = "intent"
+_RANKS: Final = {TOMBSTONE: 0, ERROR: 1, INTENT: 3}
+_VALUE_RANK: Final = 2
 
 
 def copy_holders(uid: str, stores: Iterable[str], copies: int) -> tuple[str, ...]:
@@ -30,7 +39,7 @@ class Version:
 
     uid: str
     kind: str
-    """``TOMBSTONE``, or what else is stored."""
+    """``TOMBSTONE``, ``ERROR``, ``INTENT``, or what else is stored."""
     stored_at: float
     """When it was first stored, by that node's clock; copies keep it."""
 
@@ -39,11 +48,11 @@ class Version:
         return other is None or self.order < other.order
 
     @property
-    def order(self) -> tuple[bool, float, str]:
+    def order(self) -> tuple[int, float, str]:
         """What is less is better."""
         if self.kind == TOMBSTONE:
-            return False, 0.0, ""
-        return True, self.stored_at, self.kind
+            return 0, 0.0, ""
+        return _RANKS.get(self.kind, _VALUE_RANK), self.stored_at, self.kind
 
 
 @frozen

@@ -3,7 +3,12 @@
 **What it promises.** A request that was accepted ends in exactly one final state, FINISHED, FAILED or
 CANCELLED, and the first event that ends it wins: whatever arrives later for it changes nothing. Once
 it has ended no stage of it is left running without having been told to stop. It never waits for ever:
-it ends at its deadline at the latest, and every request has one.
+at its deadline at the latest it is on its way to its end, and every request has one.
+
+**When it has ended.** With a result: when a store node says that it has it. With an error: when store nodes
+have that, too. Until then the request is *ending*: nothing is sent for it any more, and nobody is told. For
+if its owner died then, another one would go on with it, and it would end twice. Whatever stands in the
+stores is the end, also if it is not what this table wanted stored: another owner may have been quicker.
 
 **What it knows.** For each graph node of each request its state and the cluster node it is at, is on its
 way to, or retains its output (``request_record``). So when a node dies the requests that lost something
@@ -15,10 +20,12 @@ holds a copy of what was accepted *adopts* the request and learns from the nodes
 
 ::
 
-    Accepted -> ACCEPTED --first report--> RUNNING --ResultArrived--> FINISHED
-    Adopted  ----------------------------> RUNNING
-                   |                          |----- RequestBroke, deadline, given up --> FAILED
-                   +--------------------------+----- CancelAsked --> CANCELLED
+    Accepted -> ACCEPTED --first report--> RUNNING --ResultArrived----------> FINISHED
+    Adopted  ----------------------------> RUNNING                              ^
+                   |                          |-- RequestBroke, CancelAsked,    | EndStands
+                   +--------------------------+-- deadline, given up -----> (ending)
+                                                                                | EndStands
+                                                                                +--> FAILED, CANCELLED
 
 Time is ``now``: seconds since the epoch, given with each event.
 """
@@ -31,13 +38,19 @@ from typing import Any, Final, TypeAlias
 
 from attrs import define, field
 
+from onepiece.core.event_log import LOSSY, EventLog
+from onepiece.core.owned_request import FINAL_KINDS, Ending, OwnedRequest, state_of
 from onepiece.core.request_events import (
     Accepted,
     Adopted,
     CancelAsked,
+    CheckpointFound,
+    CheckpointMissing,
     Effect,
+    EndStands,
     Event,
     Headed,
+    KeepError,
     NodesDied,
     OutputMissing,
     Publish,
@@ -57,65 +70,21 @@ from onepiece.core.request_record import (
 from onepiece.errors import DeadlineExceeded, NodeLost, RequestCancelled, StageFailed, UnknownRequest
 from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus
 
-_LOSSY: Final = {EventKind.PROGRESS, EventKind.PREVIEW}
-_REPORTABLE: Final = frozenset({EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED, *_LOSSY})
+_REPORTABLE: Final = frozenset({EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.STAGE_FINISHED, *LOSSY})
 _DEAD_MAX: Final = 4096
-_FINAL_KINDS: Final = {
-    RequestState.FINISHED: EventKind.FINISHED,
-    RequestState.FAILED: EventKind.FAILED,
-    RequestState.CANCELLED: EventKind.CANCELLED,
-}
-
 
 _OfOne: TypeAlias = (
-    Headed | StageReported | StageLost | OutputMissing | ResultArrived | RequestBroke | CancelAsked
+    Headed
+    | StageReported
+    | StageLost
+    | OutputMissing
+    | CheckpointFound
+    | CheckpointMissing
+    | ResultArrived
+    | RequestBroke
+    | EndStands
+    | CancelAsked
 )
-
-
-def end_event(status: RequestStatus, sequence: int) -> RequestEvent:
-    """The final event of a request of which no more is known than how it ended."""
-    detail: Mapping[str, Any] = status.error or {
-        "result_bytes": status.result_bytes,
-        "content_type": status.content_type,
-    }
-    at = status.finished_at or status.accepted_at
-    return RequestEvent(status.uid, sequence, _FINAL_KINDS[status.state], at, detail=detail)
-
-
-@define
-class _Record:
-    """A request as it is now; ``status`` is what is shown of it, made when somebody looks."""
-
-    uid: str
-    workflow: str
-    accepted_at: float
-    deadline_at: float
-    progress: StageProgress
-    key: str | None
-    state: RequestState = RequestState.ACCEPTED
-    finished_at: float | None = None
-    error: Mapping[str, Any] | None = None
-    result_bytes: int | None = None
-    content_type: str | None = None
-    events: list[RequestEvent] = field(factory=list)
-    next_sequence: int = 0
-
-    @property
-    def status(self) -> RequestStatus:
-        """The record as it stands, unaffected by what comes later."""
-        return RequestStatus(
-            uid=self.uid,
-            workflow=self.workflow,
-            state=self.state,
-            accepted_at=self.accepted_at,
-            deadline_at=self.deadline_at,
-            finished_at=self.finished_at,
-            stages=self.progress.states(),
-            error=self.error,
-            result_bytes=self.result_bytes,
-            content_type=self.content_type,
-            key=self.key,
-        )
 
 
 @define
@@ -127,21 +96,29 @@ class RequestTable:
     Args:
         records_max: How many ended requests are kept; live ones are never dropped, the budget of the
             proxy bounds those.
+        records_bytes_max: How many bytes they may take, about.
         events_max: How many events are kept for one request; beyond it old progress is dropped.
+        events_bytes_max: How many bytes they may take, about.
         keep_seconds: How long an ended request's record is kept.
         lives_max: How many nodes one stage of one request may cost.
         resends_max: How often inputs are sent to one stage again.
+        owners_max: How many owners one request may cost. A stage that takes its node along takes the count of
+            such deaths along, too, if its owner is on that node.
     """
 
     records_max: int
+    records_bytes_max: int
     events_max: int
+    events_bytes_max: int
     keep_seconds: float
     lives_max: int = 2
     resends_max: int = 8
-    _live: dict[str, _Record] = field(factory=dict)
+    owners_max: int = 5
+    _live: dict[str, OwnedRequest] = field(factory=dict)
     _dead: "OrderedDict[str, None]" = field(factory=OrderedDict)
     """The latest dead nodes: what they are still reported to have is lost."""
-    _ended: "OrderedDict[str, _Record]" = field(factory=OrderedDict)
+    _ended: "OrderedDict[str, OwnedRequest]" = field(factory=OrderedDict)
+    _ended_bytes: int = 0
     _keys: dict[str, str] = field(factory=dict)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -152,7 +129,7 @@ class RequestTable:
             case Adopted():
                 return self._adopt(event, now)
             case NodesDied():
-                return self._lose(event.node_ids, now)
+                return self._lose(event.node_ids)
             case Tick():
                 self._forget(now)
                 return self._expire(now)
@@ -161,35 +138,52 @@ class RequestTable:
                 return self._note_late(event) if record is None else self._advance(record, event, now)
 
     def _note_late(self, event: _OfOne) -> list[Effect]:
-        """A stage that ran twice is done the second time: nobody needs what came out."""
+        """A stage that could not be stopped in time, or ran twice, is done: nobody needs what came out."""
         ended = self._ended.get(event.uid)
-        if ended is None or not isinstance(event, StageReported) or event.life in ended.progress.node_ids():
+        return [] if ended is None else self._release_late(ended, event)
+
+    def _release_late(self, record: OwnedRequest, event: _OfOne) -> list[Effect]:
+        """What a stage retains that is done behind the order to stop, its node is told to let go of."""
+        if not isinstance(event, StageReported) or not record.progress.knows(event.stage):
             return []
-        if not ended.progress.knows(event.stage):
+        is_new = event.life not in record.progress.node_ids()
+        record.progress.note(event.life)
+        if not is_new and event.kind is not EventKind.STAGE_FINISHED:
             return []
-        ended.progress.note(event.life)
         return [ReleaseRetained(event.uid, frozenset({event.life}))]
 
-    def _advance(self, record: _Record, event: _OfOne, now: float) -> list[Effect]:
+    def _advance(self, record: OwnedRequest, event: _OfOne, now: float) -> list[Effect]:
+        if record.ending is not None:
+            if isinstance(event, EndStands):
+                return self._conclude(record, record.ending, event, now)
+            return self._release_late(record, event)
         match event:
             case Headed():
                 record.progress.head(event.heading, self._dead)
-                return self._go_on(record, now)
+                return self._go_on(record)
             case StageReported():
-                return self._report(record, event, now)
+                return self._report(record, event)
             case StageLost() if record.progress.knows(event.stage):
                 record.progress.lose_stage(event.stage, event.node_id)
-                return self._go_on(record, now)
+                return self._go_on(record)
             case OutputMissing() if record.progress.knows(event.source):
                 record.progress.lose_output(event.source, event.target)
-                return self._go_on(record, now)
+                return self._go_on(record)
+            case CheckpointFound():
+                record.progress.await_checkpoint(event.source, event.target, event.life, self._dead)
+                return self._go_on(record)
+            case CheckpointMissing():
+                record.progress.lose_checkpoint(event.source, event.target)
+                return self._go_on(record)
             case ResultArrived():
                 return self._finish(record, event, now)
+            case EndStands():  # another owner was quicker, without this one's hearing of it
+                return self._conclude(record, Ending({}, None, None), event, now)
             case RequestBroke():
-                return self._fail(record, event.error, now, stage=event.stage, node=event.node_id)
+                return self._fail(record, event.error, stage=event.stage, node=event.node_id)
             case CancelAsked():
                 error = RequestCancelled(f"request {record.uid} was cancelled", uid=record.uid)
-                return self._end(record, RequestState.CANCELLED, error.to_wire(), now)
+                return self._fail(record, error.to_wire())
             case _:
                 return []  # it names a stage that the workflow does not have
 
@@ -207,7 +201,7 @@ class RequestTable:
 
     def events(self, uid: str, after: int) -> list[RequestEvent]:
         """The kept events with ``sequence > after``; raises ``UnknownRequest``."""
-        return [event for event in self._record(uid).events if event.sequence > after]
+        return self._record(uid).log.after(after)
 
     def statuses(self, *, limit: int, state: str | None) -> list[RequestStatus]:
         """The newest first."""
@@ -219,6 +213,10 @@ class RequestTable:
     def is_known(self, uid: str) -> bool:
         """The request is known here, whether or not it has ended."""
         return uid in self._live or uid in self._ended
+
+    def event_count(self, uid: str) -> int:
+        """How many events a request has had; raises ``UnknownRequest``."""
+        return self._record(uid).log.next_sequence
 
     def is_live(self, uid: str) -> bool:
         """The request is known and has not ended."""
@@ -247,19 +245,22 @@ class RequestTable:
         """What holds between any two events."""
         assert not self._live.keys() & self._ended.keys()
         assert len(self._ended) <= self.records_max
+        assert self._ended_bytes == sum(record.held_bytes for record in self._ended.values())
+        assert self._ended_bytes <= self.records_bytes_max
         for uid, record in (*self._live.items(), *self._ended.items()):
             status = record.status
             assert uid == status.uid
             assert status.state.is_final == (uid in self._ended)
             assert status.state.is_final == (status.finished_at is not None)
-            finals = [event for event in record.events if event.kind in _FINAL_KINDS.values()]
+            events = record.log.after(-1)
+            finals = [event for event in events if event.kind in FINAL_KINDS.values()]
             assert len(finals) == status.state.is_final
-            sequences = [event.sequence for event in record.events]
+            sequences = [event.sequence for event in events]
             assert sequences == sorted(set(sequences))
         for key, uid in self._keys.items():
             assert self._record(uid).status.key == key
 
-    def _record(self, uid: str) -> _Record:
+    def _record(self, uid: str) -> OwnedRequest:
         record = self._live.get(uid) or self._ended.get(uid)
         if record is None:
             raise UnknownRequest(
@@ -270,48 +271,63 @@ class RequestTable:
 
     def _accept(self, event: Accepted, now: float) -> list[Effect]:
         record = self._add(event, RequestState.ACCEPTED, now)
-        return [self._emit(record, EventKind.ACCEPTED, now), *self._go_on(record, now)]
+        return [record.publish(EventKind.ACCEPTED, now), *self._go_on(record)]
 
     def _adopt(self, event: Adopted, now: float) -> list[Effect]:
         record = self._add(event.accepted, RequestState.RUNNING, event.accepted_at)
         # Beyond any number that the earlier owner's events had: no request has one each millisecond.
-        record.next_sequence = 1000 + max(0, int((now - event.accepted_at) * 1000))
+        record.log.next_sequence = 1000 + max(0, int((now - event.accepted_at) * 1000))
         record.progress.adopt(event.holdings, event.adoptions)
-        return [self._emit(record, EventKind.ACCEPTED, event.accepted_at), *self._go_on(record, now)]
+        told = record.publish(EventKind.ACCEPTED, event.accepted_at)
+        if event.adoptions >= self.owners_max:
+            error = NodeLost(
+                f"request {record.uid} has cost {event.adoptions} nodes that owned it, one after the other; "
+                "its input may kill nodes that work on it: submit it again if they died of something else",
+                uid=record.uid,
+            )
+            return [told, *self._fail(record, error.to_wire())]
+        return [told, *self._go_on(record)]
 
-    def _add(self, accepted: Accepted, state: RequestState, accepted_at: float) -> _Record:
+    def _add(self, accepted: Accepted, state: RequestState, accepted_at: float) -> OwnedRequest:
         uid = accepted.uid
         assert uid not in self._live
         assert uid not in self._ended
         progress = StageProgress(uid, accepted.plan, self.lives_max, self.resends_max)
-        record = self._live[uid] = _Record(
-            uid, accepted.workflow, accepted_at, accepted.deadline_at, progress, accepted.key, state
+        record = self._live[uid] = OwnedRequest(
+            uid=uid,
+            workflow=accepted.workflow,
+            accepted_at=accepted_at,
+            deadline_at=accepted.deadline_at,
+            progress=progress,
+            log=EventLog(uid, self.events_max, self.events_bytes_max),
+            key=accepted.key,
+            state=state,
         )
         if accepted.key is not None:
             self._keys[accepted.key] = uid
         return record
 
-    def _go_on(self, record: _Record, now: float) -> list[Effect]:
+    def _go_on(self, record: OwnedRequest) -> list[Effect]:
         """Send what the request needs, or end it if that cannot be."""
         sendings = record.progress.advance()
         if isinstance(sendings, GivenUp):
-            return self._give_up(record, sendings, now)
+            return self._give_up(record, sendings)
         return list(sendings)
 
-    def _give_up(self, record: _Record, why: GivenUp, now: float) -> list[Effect]:
+    def _give_up(self, record: OwnedRequest, why: GivenUp) -> list[Effect]:
         uid = record.uid
         kind = StageFailed if why.is_poison else NodeLost
         advice = "the input kills the stage" if why.is_poison else "submit it again"
         error = kind(f"{why.stage} of request {uid}: {why.reason}; {advice}", uid=uid, stage=why.stage)
-        return self._fail(record, error.to_wire(), now, stage=why.stage)
+        return self._fail(record, error.to_wire(), stage=why.stage)
 
-    def _report(self, record: _Record, event: StageReported, now: float) -> list[Effect]:
+    def _report(self, record: OwnedRequest, event: StageReported) -> list[Effect]:
         told = self._note(record, event)
         if told is None:
             return []
-        return [told, *self._go_on(record, now)] if event.kind is EventKind.STAGE_FINISHED else [told]
+        return [told, *self._go_on(record)] if event.kind is EventKind.STAGE_FINISHED else [told]
 
-    def _note(self, record: _Record, event: StageReported) -> Publish | None:
+    def _note(self, record: OwnedRequest, event: StageReported) -> Publish | None:
         """Take in what a stage said; None if that is no news."""
         if event.kind not in _REPORTABLE or not record.progress.knows(event.stage):
             return None  # a stage neither accepts a request nor ends one
@@ -322,11 +338,11 @@ class RequestTable:
         if not is_news:
             return None
         record.state = RequestState.RUNNING
-        return self._emit(
-            record, event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
+        return record.publish(
+            event.kind, event.at, stage=event.stage, node=event.node_id, detail=event.detail
         )
 
-    def _finish(self, record: _Record, event: ResultArrived, now: float) -> list[Effect]:
+    def _finish(self, record: OwnedRequest, event: ResultArrived, now: float) -> list[Effect]:
         told = [note for report in event.reports if (note := self._note(record, report)) is not None]
         record.progress.finish()
         record.result_bytes = event.result_bytes
@@ -336,18 +352,27 @@ class RequestTable:
 
     def _fail(
         self,
-        record: _Record,
+        record: OwnedRequest,
         error: Mapping[str, Any],
-        now: float,
         *,
         stage: str | None = None,
         node: str | None = None,
     ) -> list[Effect]:
-        return self._end(record, RequestState.FAILED, error, now, stage=stage, node=node)
+        """Have the request end in an error: no stage is to work for it, whatever stands in the end."""
+        record.ending = Ending(error, stage, node)
+        return [KeepError(record.uid, record.workflow, error), StopStages(record.uid, error)]
+
+    def _conclude(self, record: OwnedRequest, ending: Ending, stands: EndStands, now: float) -> list[Effect]:
+        """The request has ended, in what stands."""
+        if stands.error is None:
+            arrived = ResultArrived(record.uid, stands.result_bytes, stands.content_type)
+            return self._finish(record, arrived, now)
+        state = state_of(stands.error)
+        return self._end(record, state, stands.error, now, stage=ending.stage, node=ending.node)
 
     def _end(
         self,
-        record: _Record,
+        record: OwnedRequest,
         state: RequestState,
         error: Mapping[str, Any] | None,
         now: float,
@@ -358,36 +383,35 @@ class RequestTable:
     ) -> list[Effect]:
         assert state.is_final
         record.state, record.finished_at, record.error = state, now, error
-        final = self._emit(
-            record, _FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {}
-        )
+        final = record.publish(FINAL_KINDS[state], now, stage=stage, node=node, detail=detail or error or {})
         effects: list[Effect] = [final, Settled(record.uid, record.workflow, state)]
-        if error is not None:
-            effects.append(StopStages(record.uid, error))
-        else:
+        if record.ending is None:
             effects.append(ReleaseRetained(record.uid, frozenset(record.progress.node_ids())))
         self._ended[record.uid] = self._live.pop(record.uid)
+        self._ended_bytes += record.held_bytes
         self._forget(now)
         return effects
 
-    def _lose(self, node_ids: frozenset[str], now: float) -> list[Effect]:
+    def _lose(self, node_ids: frozenset[str]) -> list[Effect]:
         for node_id in node_ids:
             self._dead[node_id] = None
         while len(self._dead) > _DEAD_MAX:
             self._dead.popitem(last=False)
         effects: list[Effect] = []
         for record in list(self._live.values()):
+            if record.ending is not None:
+                continue
             given_up = record.progress.lose_nodes(node_ids)
             if given_up is not None:
-                effects += self._give_up(record, given_up, now)
+                effects += self._give_up(record, given_up)
             else:
-                effects += self._go_on(record, now)
+                effects += self._go_on(record)
         return effects
 
     def _expire(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for record in list(self._live.values()):
-            if now < record.deadline_at:
+            if now < record.deadline_at or record.ending is not None:
                 continue
             open_stages = record.progress.open_stages()
             error = DeadlineExceeded(
@@ -396,7 +420,7 @@ class RequestTable:
                 uid=record.uid,
                 stages=open_stages,
             )
-            effects += self._fail(record, error.to_wire(), now)
+            effects += self._fail(record, error.to_wire())
         return effects
 
     def _forget(self, now: float) -> None:
@@ -405,33 +429,10 @@ class RequestTable:
             record = next(iter(self._ended.values()))
             finished_at = record.finished_at
             assert finished_at is not None
-            if len(self._ended) <= self.records_max and now - finished_at <= self.keep_seconds:
+            is_within = len(self._ended) <= self.records_max and self._ended_bytes <= self.records_bytes_max
+            if is_within and now - finished_at <= self.keep_seconds:
                 return
             del self._ended[record.uid]
+            self._ended_bytes -= record.held_bytes
             if record.key is not None:
                 del self._keys[record.key]
-
-    def _emit(
-        self,
-        record: _Record,
-        kind: EventKind,
-        at: float,
-        *,
-        stage: str | None = None,
-        node: str | None = None,
-        detail: Mapping[str, Any] | None = None,
-    ) -> Publish:
-        event = RequestEvent(
-            uid=record.uid,
-            sequence=record.next_sequence,
-            kind=kind,
-            at=at,
-            stage=stage,
-            node=node,
-            detail=detail or {},
-        )
-        record.next_sequence += 1
-        if len(record.events) >= self.events_max:
-            record.events = [kept for kept in record.events if kept.kind not in _LOSSY]
-        record.events.append(event)
-        return Publish(event)

@@ -73,6 +73,19 @@ class RequestBroke:
 
 
 @frozen
+class EndStands:
+    """What is stored of a request that was to end without a result, by whoever came first.
+
+    ``error`` is None if that is a result.
+    """
+
+    uid: str
+    error: Mapping[str, Any] | None
+    result_bytes: int = 0
+    content_type: str = ""
+
+
+@frozen
 class CancelAsked:
     """A client wants it stopped."""
 
@@ -105,6 +118,25 @@ class OutputMissing:
 
 
 @frozen
+class CheckpointFound:
+    """This store node has the checkpoint that was asked for, and sends it."""
+
+    uid: str
+    source: str
+    target: str
+    life: str
+
+
+@frozen
+class CheckpointMissing:
+    """No store node has the checkpoint that was asked for."""
+
+    uid: str
+    source: str
+    target: str
+
+
+@frozen
 class Tick:
     """Time has passed."""
 
@@ -116,8 +148,11 @@ Event: TypeAlias = (
     | StageReported
     | StageLost
     | OutputMissing
+    | CheckpointFound
+    | CheckpointMissing
     | ResultArrived
     | RequestBroke
+    | EndStands
     | CancelAsked
     | NodesDied
     | Tick
@@ -129,6 +164,15 @@ class Publish:
     """Tell whoever follows the request."""
 
     event: RequestEvent
+
+
+@frozen
+class KeepError:
+    """Store that the request ends in this error, and say what stands then (``EndStands``)."""
+
+    uid: str
+    workflow: str
+    error: Mapping[str, Any]
 
 
 @frozen
@@ -156,4 +200,4 @@ class Settled:
     state: RequestState
 
 
-Effect: TypeAlias = Publish | StopStages | ReleaseRetained | Settled | Sending
+Effect: TypeAlias = Publish | KeepError | StopStages | ReleaseRetained | Settled | Sending

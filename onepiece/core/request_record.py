@@ -6,7 +6,7 @@ theirs. So at any moment the owner can say from where a lost stage's inputs can 
     stage is ...                          its inputs come again from ...
     fed by the workflow's inputs          the owner, which keeps them until the request has ended
     fed by a finished stage               the node that retains that stage's output, if it lives,
-                                          else the checkpoint, if the stage keeps one,
+                                          else the checkpoint, if the stage keeps one and a store has it,
                                           else nowhere: that stage runs again, and so on backwards
     fed by a stage that still runs        that stage, by itself, when it is done
 
@@ -14,12 +14,15 @@ theirs. So at any moment the owner can say from where a lost stage's inputs can 
 twice. It is the only rule: the first sending, the death of nodes, a lost actor, and the adoption of
 another owner's request all end in it.
 
+That a finished stage's checkpoint is there is believed until the store nodes say that it is not: it found
+no room, or they died. Then the stage runs again, as one without a checkpoint does.
+
 What it counts: a *life* of a stage is lost when its node dies while the stage runs there; a request
 that costs ``lives_max`` nodes is poison and is not tried again. Inputs are sent to a stage again at most
 ``resends_max`` times, whatever the reason.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Final, TypeAlias
 
 from attrs import define, field, frozen
@@ -50,8 +53,8 @@ class Plan:
     """A workflow's graph as far as its owner needs it.
 
     ``sources`` names for each graph node where its inputs come from: other nodes, or ``INPUTS``.
-    Outputs on ``unretained`` edges (source, target) cannot be had again; those of ``checkpoints`` lie
-    in the result store.
+    Outputs on ``unretained`` edges (source, target) cannot be had again, but from a checkpoint; those of
+    ``checkpoints`` lie on store nodes, beside where they are retained.
     """
 
     sources: Mapping[str, tuple[str, ...]]
@@ -94,7 +97,7 @@ class Resend:
 
 @frozen
 class RestoreCheckpoint:
-    """Have the output of ``source`` sent to ``target`` from the result store."""
+    """Have the output of ``source`` sent to ``target`` from the store node that keeps it."""
 
     uid: str
     source: str
@@ -110,12 +113,13 @@ class Holding:
     """What one node has of a request, as it tells a new owner.
 
     ``active`` gives for each graph node there whether it is queued or running; ``retained`` lists graph
-    nodes whose outputs it retains.
+    nodes whose outputs it retains, ``checkpoints`` those whose outputs it keeps as a store node.
     """
 
     node_id: str
     active: Mapping[str, str] = field(factory=dict)
     retained: tuple[str, ...] = ()
+    checkpoints: tuple[str, ...] = ()
 
 
 @frozen
@@ -141,6 +145,8 @@ class Progress:
     was_fed: bool = False
     resends: int = 0
     lives_lost: int = 0
+    lacks_checkpoint: bool = False
+    """No store node has the checkpoint of this finished stage."""
 
     @property
     def is_under_way(self) -> bool:
@@ -201,6 +207,7 @@ class StageProgress:
         progress.state = state
         progress.node_id = node_id
         progress.awaited.clear()
+        progress.lacks_checkpoint = False
         return True
 
     def head(self, heading: Mapping[str, str], dead: Container[str]) -> None:
@@ -214,6 +221,16 @@ class StageProgress:
             if progress is not None and progress.state == PENDING:
                 progress.node_id = None if node_id in dead else node_id
                 progress.awaited.clear()
+
+    def await_checkpoint(self, source: str, target: str, node_id: str, dead: Container[str]) -> None:
+        """This store node has the checkpoint of ``source`` and sends it to ``target``."""
+        progress = self._stages[target]
+        if progress.awaited.get(source) != STORE:
+            return
+        if node_id in dead:
+            self._lose(progress)
+        else:
+            progress.awaited[source] = node_id
 
     def finish(self) -> None:
         """The result is stored."""
@@ -249,6 +266,12 @@ class StageProgress:
         """The node asked for an output does not have it (any more)."""
         self._lose(self._stages[source])
         self._lose(self._stages[target])
+
+    def lose_checkpoint(self, source: str, target: str) -> None:
+        """No store node has what ``source`` sent to ``target``; nothing is lost if it has come since."""
+        if source in self._stages[target].awaited:
+            self._stages[source].lacks_checkpoint = True
+            self._lose(self._stages[target])
 
     def _lose(self, progress: Progress) -> None:
         progress.node_id = None
@@ -295,14 +318,13 @@ class StageProgress:
         if target in seen or progress.state != PENDING:
             return None
         seen.add(target)
-        waits_for = [
-            each for each in self.plan.sources_of(target) if each != INPUTS and not self._has_output(each)
-        ]
+        sources = self.plan.sources_of(target)
+        waits_for = [each for each in sources if each != INPUTS and not self._has_output(each, target)]
         for source in waits_for:
             given_up = self._run_again(target, source, sendings, seen)
             if given_up is not None:
                 return given_up
-        if progress.is_under_way or len(waits_for) == len(self.plan.sources_of(target)):
+        if progress.is_under_way or len(waits_for) == len(sources):
             return None  # what it lacks is sent by whoever makes it
         return self._feed(target, sendings)
 
@@ -318,17 +340,18 @@ class StageProgress:
     def _feed(self, target: str, sendings: list[Sending]) -> GivenUp | None:
         """Send what exists of the inputs of ``target``; what does not comes when it is made."""
         progress = self._stages[target]
-        sources = [each for each in self.plan.sources_of(target) if each == INPUTS or self._has_output(each)]
+        every = self.plan.sources_of(target)
+        sources = [each for each in every if each == INPUTS or self._has_output(each, target)]
         is_first = INPUTS in sources and not progress.was_fed
         progress.was_fed = True
         progress.resends += not is_first
         if progress.resends > self.resends_max:
             return GivenUp(target, f"its inputs were lost {progress.resends} times", is_poison=False)
         for source in sources:
-            if (source, target) in self.plan.unretained:
+            if (source, target) in self.plan.unretained and not self._has_checkpoint(source, target):
                 return _sent_once(source, target)
             sending = self._sending(source, target, self.round)
-            progress.awaited[source] = sending.node_id if isinstance(sending, Resend) else OWNER
+            progress.awaited[source] = _awaited_from(sending)
             sendings.append(sending)
         return None
 
@@ -336,17 +359,21 @@ class StageProgress:
         if source == INPUTS:
             return SendInputs(self.uid, target, attempt)
         retained_at = self._stages[source].node_id
-        if retained_at is None:
+        if retained_at is None or (source, target) in self.plan.unretained:
             return RestoreCheckpoint(self.uid, source, target, attempt)
         return Resend(self.uid, source, target, retained_at, attempt)
 
-    def _has_output(self, source: str) -> bool:
+    def _has_output(self, source: str, target: str) -> bool:
         progress = self._stages[source]
-        return progress.state == FINISHED and (
-            progress.node_id is not None or source in self.plan.checkpoints
-        )
+        is_somewhere = progress.node_id is not None or self._has_checkpoint(source, target)
+        return progress.state == FINISHED and is_somewhere
 
-    def adopt(self, holdings: Iterable[Holding], adoptions: int) -> None:
+    def _has_checkpoint(self, source: str, target: str) -> bool:
+        """Of what goes to the result store there is none: it is durable there, or not finished."""
+        has_any = source in self.plan.checkpoints and not self._stages[source].lacks_checkpoint
+        return has_any and target != STORE
+
+    def adopt(self, holdings: Collection[Holding], adoptions: int) -> None:
         """Take what living nodes say they have; what nobody has is pending.
 
         ``adoptions`` counts how often the request has changed owners; it keeps rounds growing.
@@ -362,6 +389,19 @@ class StageProgress:
                 if stage in self._stages and not self._stages[stage].is_under_way:
                     self._stages[stage].state = FINISHED
                     self._stages[stage].node_id = holding.node_id
+        for stage in {stage for holding in holdings for stage in holding.checkpoints}:
+            if stage in self.plan.checkpoints and not self._stages[stage].is_under_way:
+                self._stages[stage].state = FINISHED
+
+
+def _awaited_from(sending: Sending) -> str:
+    match sending:
+        case Resend(node_id=node_id):
+            return node_id
+        case RestoreCheckpoint():
+            return STORE  # until it is known which store node has it
+        case SendInputs():
+            return OWNER
 
 
 def _sent_once(source: str, target: str) -> GivenUp:

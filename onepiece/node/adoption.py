@@ -56,6 +56,7 @@ class Adopter:
         env: Environment,
         *,
         table: RequestTable,
+        is_over: Callable[[str], bool],
         records: RecordKeeper,
         results: ResultReader,
         calls: Calls,
@@ -64,6 +65,7 @@ class Adopter:
     ) -> None:
         self._env = env
         self._table = table
+        self._is_over = is_over
         self._records = records
         self._results = results
         self._calls = calls
@@ -72,6 +74,8 @@ class Adopter:
         self._wake = asyncio.Event()
         self._suspected: frozenset[str] = frozenset()
         self._doubtful: set[str] = set()
+        self._refused: set[str] = set()
+        """Doubtful requests that some store node says another proxy has taken over, under the same number."""
         self._held_back: dict[str, list[object]] = {}
         """What came about requests that are being adopted."""
 
@@ -83,9 +87,15 @@ class Adopter:
         """A record may name this proxy as owner though it does not drive the request."""
         self._doubtful.add(uid)
 
+    def _settle(self, uid: str) -> None:
+        """It is known who drives a request, or that nobody has to."""
+        self._doubtful.discard(uid)
+        self._refused.discard(uid)
+
     def forget(self) -> None:
         """This node begins a new life: its doubts are those of a dead owner, and others look after them."""
         self._doubtful.clear()
+        self._refused.clear()
 
     def hold_back(self, uid: str, message: object) -> bool:
         """Keep a message about a request that is being adopted; False if it is not."""
@@ -107,27 +117,27 @@ class Adopter:
 
     async def _scan(self) -> None:
         proxies = {node.node_id: node for node in self._env.routes.table.nodes if "proxy" in node.roles}
-        if self._env.node_id not in proxies:
-            return
+        if self._env.node_id not in proxies or self._env.routes.are_new:
+            return  # a store node that knows how a request ended may still be joining
         living = frozenset({node.life for node in proxies.values()} | {self._env.identity.life})
         found = await self._records.orphans(sorted(living))
         mine = {uid: record for uid, record in found.items() if rendezvous(uid, proxies) == self._env.node_id}
-        chosen = [record for uid, record in mine.items() if uid in self._suspected]
+        chosen = {uid: record for uid, record in mine.items() if uid in self._suspected}
         self._suspected = frozenset(mine)
-        for orphan in chosen:
-            if self._knows(orphan.uid) and self._table.status(orphan.uid).state.is_final:
+        for orphan in chosen.values():
+            if self._knows(orphan.uid) and self._is_over(orphan.uid):
                 self._records.drop_everywhere(orphan.uid)  # a store node was away when it ended here
         for uid in list(self._doubtful):
             record = await self._doubted(uid, living)
             if record is not None:
-                chosen.append(record)
+                chosen[uid] = record
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def adopt(record: RequestRecord) -> None:
             async with room:
                 await self._adopt(record)
 
-        await asyncio.gather(*(adopt(record) for record in chosen if self._is_usable(record)))
+        await asyncio.gather(*(adopt(record) for record in chosen.values() if self._is_usable(record)))
 
     def _is_usable(self, record: RequestRecord) -> bool:
         return record.workflow in self._env.routes.graphs and not self._knows(record.uid)
@@ -138,14 +148,14 @@ class Adopter:
     async def _doubted(self, uid: str, living: frozenset[str]) -> RequestRecord | None:
         """The record of a doubtful request if this proxy is to drive it."""
         if self._knows(uid):
-            self._doubtful.discard(uid)
+            self._settle(uid)
             return None
         try:
             record = await self._records.find(uid)
         except NotReady:
             return None
         if record is None or (record.owner_life != self._env.identity.life and record.owner_life in living):
-            self._doubtful.discard(uid)  # it has ended, or another proxy drives it
+            self._settle(uid)  # it has ended, or another proxy drives it
             return None
         return record
 
@@ -155,17 +165,20 @@ class Adopter:
             record,
             owner=self._env.control_address,
             owner_life=life,
-            adoptions=record.adoptions + 1,
+            # An attempt that did not get to its end is tried again under the same number, unless another
+            # proxy has that: what is counted is owners that a request has cost.
+            adoptions=record.adoptions + (record.owner_life != life or uid in self._refused),
         )
         self._held_back[uid] = []
         try:
             if await self._has_ended(uid):
                 self._records.drop_everywhere(uid)
                 self._broadcast(ReleaseRequests((uid,)))
-                self._doubtful.discard(uid)
+                self._settle(uid)
                 return
             self.doubt(uid)  # until it is owned: the record may say so in one place, and not in another
             if not await self._records.take_over(record):
+                self._refused.add(uid)
                 return
             graph = self._env.routes.graphs[record.workflow]
             kept, inputs = _unpacked(graph, memoryview(await self._records.body(uid)))
@@ -174,7 +187,7 @@ class Adopter:
                 return
             get_logger().info("request_adopted", request=uid, workflow=record.workflow, held=len(holdings))
             self._own(graph, evolve(record, joins=kept.joins), inputs, holdings)
-            self._doubtful.discard(uid)
+            self._settle(uid)
         except (OnePieceError, KeyError) as error:
             get_logger().warning("request_not_adopted", request=uid, error=str(error))
         finally:
@@ -214,7 +227,7 @@ class Adopter:
             *(ask(f"{node.address}/{CONTROL_REGION}", node.node_id) for node in nodes)
         )
         return tuple(
-            Holding(answer.life, each.active, each.retained)
+            Holding(answer.life, each.active, each.retained, each.checkpoints)
             for answer in answers
             if answer is not None
             for each in answer.held

@@ -6,6 +6,7 @@ message only.
 """
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
@@ -13,7 +14,7 @@ from onepiece.codec import CodecError, decode_control
 from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION, KIND_CONTROL
 from onepiece.runtime.environment import Inboxes
-from transports import Geometry, Leniency, Receiver
+from transports import Delivery, Geometry, Leniency, Receiver
 
 GEOMETRY: Final = Geometry(slot_count=4096, payload_bytes=8 << 20, session_count=4096)
 
@@ -44,6 +45,7 @@ class ControlService:
     def __init__(self, stall_seconds: float) -> None:
         self._stall_seconds = stall_seconds
         self._handlers: dict[type, list[Handler]] = {}
+        self._is_closed = False
 
     def on(self, kind: type[_Message], handler: Callable[[_Message], object]) -> None:
         """Have ``handler`` called with each message of ``kind``, behind those that asked before."""
@@ -51,6 +53,8 @@ class ControlService:
 
     def dispatch(self, message: object) -> None:
         """Hand a message to its part; one that no part of this node asked for is logged."""
+        if self._is_closed:
+            return
         handlers = self._handlers.get(type(message))
         if handlers is None:
             get_logger().debug("control_message_unwanted", kind=type(message).__name__)
@@ -61,18 +65,23 @@ class ControlService:
             except Exception:  # noqa: BLE001 - a bug in one handler costs one message
                 get_logger().exception("control_handler_failed", message=repr(message)[:500])
 
+    def close(self) -> None:
+        """The parts are ending: what comes now, also from this very node, is lost with it."""
+        self._is_closed = True
+
     async def serve(self, inboxes: Inboxes, opened: "asyncio.Future[Receiver]") -> None:
         """Receive until cancelled."""
         leniency = Leniency(lease_seconds=self._stall_seconds)
         async with inboxes.open(CONTROL_REGION, GEOMETRY, leniency) as receiver:
             opened.set_result(receiver)
-            while True:
-                delivery = await receiver.receive()
-                try:
-                    if delivery.kind == KIND_CONTROL:
-                        for body in split_frame(delivery.payload):
-                            self.dispatch(decode_control(body))
-                except CodecError as error:
-                    get_logger().warning("control_message_refused", error=str(error), peer=delivery.producer)
-                finally:
-                    receiver.release(delivery)
+            await receiver.deliver_to(functools.partial(self._take, receiver))
+
+    def _take(self, receiver: Receiver, delivery: Delivery) -> None:
+        try:
+            if delivery.kind == KIND_CONTROL:
+                for body in split_frame(delivery.payload):
+                    self.dispatch(decode_control(body))
+        except CodecError as error:
+            get_logger().warning("control_message_refused", error=str(error), peer=delivery.producer)
+        finally:
+            receiver.release(delivery)

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from onepiece.core.request import RequestTable
 from onepiece.errors import OnePieceError
 from onepiece.messages import AskEnded, ReleaseRequests
 from onepiece.node.control import ControlService
@@ -57,14 +56,25 @@ class Leftovers:
 
 
 class EndedRequests:
-    """A proxy's answers about requests that may have ended."""
+    """A proxy's answers about requests that may have ended.
+
+    Args:
+        env: The node.
+        tasks: Where answers are worked out.
+        is_over: Whether nothing of a request known here is needed any more; raises ``UnknownRequest``.
+        records: Where other requests are looked for.
+    """
 
     def __init__(
-        self, env: Environment, tasks: asyncio.TaskGroup, table: RequestTable, records: RecordKeeper
+        self,
+        env: Environment,
+        tasks: asyncio.TaskGroup,
+        is_over: Callable[[str], bool],
+        records: RecordKeeper,
     ) -> None:
         self._env = env
         self._tasks = tasks
-        self._table = table
+        self._is_over = is_over
         self._records = records
 
     def attach(self, control: ControlService) -> None:
@@ -79,7 +89,7 @@ class EndedRequests:
     async def _has_ended(self, uid: str) -> bool:
         """False if it is not known for sure."""
         try:
-            return self._table.status(uid).state.is_final
+            return self._is_over(uid)
         except OnePieceError:
             pass
         try:

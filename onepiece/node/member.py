@@ -21,7 +21,7 @@ from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION, Farewell, Heartbeat, PublishedRoutes
 from onepiece.node.actor_host import ActorHost
 from onepiece.node.control import ControlService
-from onepiece.runtime.environment import Clock, Identity, Inboxes, Routes
+from onepiece.runtime.environment import Identity, Inboxes, Routes
 from onepiece.runtime.outbox import Outbox
 from onepiece.runtime.workflows import WorkflowImports
 
@@ -43,7 +43,7 @@ class Member:
         on_nodes_died: Callable[[frozenset[str]], None],
         on_new_life: Callable[[], None],
         on_must_stop: Callable[[str], None],
-        now: Clock,
+        next_incarnation: Callable[[int], int],
     ) -> None:
         self.info = info
         self._manager_address = manager_address
@@ -55,7 +55,7 @@ class Member:
         self._on_must_stop = on_must_stop
         self._on_new_life = on_new_life
         self._identity = identity
-        self._now = now
+        self._next_incarnation = next_incarnation
         self._inboxes = inboxes
         self._host: ActorHost | None = None
         self._news = asyncio.Event()
@@ -142,7 +142,7 @@ class Member:
         if self._host is not None:
             await self._host.all_gone()
         newest = max(self.info.incarnation, self._newest_heard)
-        incarnation = max(newest + 1, int(self._now() * 1000))
+        incarnation = self._next_incarnation(newest + 1)
         self.info = evolve(self.info, incarnation=incarnation)
         self._identity.incarnation = incarnation
         self._on_new_life()

@@ -17,12 +17,11 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from itertools import islice
 from pathlib import Path
 
-from attrs import define, evolve, frozen
+from attrs import define, evolve
 
 from onepiece.core.admission import BudgetLimits, RequestBudget
 from onepiece.core.inventory import Device, NodeInfo
@@ -33,35 +32,35 @@ from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION
 from onepiece.node.actor_host import ActorHost
 from onepiece.node.advertising import advertised, advertised_host
+from onepiece.node.checkpoint_service import CheckpointService
+from onepiece.node.checkpoint_store import CheckpointStore
 from onepiece.node.control import ControlService
 from onepiece.node.drain import Drain
 from onepiece.node.leftovers import Leftovers
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
+from onepiece.node.node_stores import Stores, open_stores
 from onepiece.node.options import NodeOptions
 from onepiece.node.parts import NodeParts
 from onepiece.node.proxy import ProxyOptions, build_app
 from onepiece.node.proxy_service import ProxyService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.node.retain_service import RetainService
-from onepiece.node.state_directory import open_state_directory
+from onepiece.node.state_directory import next_incarnation, open_state_directory
 from onepiece.node.stopping import StopSignal, watch_signals
 from onepiece.node.store_service import StoreService
+from onepiece.runtime.checkpoints import Checkpoints
 from onepiece.runtime.devices import DeviceThreads, discover_devices, parse_device
 from onepiece.runtime.environment import Environment, Identity, Inboxes, Routes
 from onepiece.runtime.outbox import Outbox, open_outbox
 from onepiece.runtime.retainer import Output, Retainer
 from onepiece.runtime.workflows import WorkflowImports
-from onepiece.store import Durability, RequestLog, ResultStore, StoreOptions
+from onepiece.store import ResultStore
 from transports import Address, Listener, ListenFailed, Options, Receiver
 
 _SHOWN_MAX = 8
 _CLOSE_SECONDS = 2.0
 """How long closing waits for a device's threads, which may never return."""
-_SPILL_SECONDS = 30 * 24 * 3600.0
-"""What is spilled is released when it is done with; this bounds what a lost release may cost."""
-_TOMBSTONE_SECONDS = 3600.0
-"""A tombstone outlives any copy of its result, or that could come back with a node that was away."""
 _STALL_SECONDS = 1.0
 """How long a sender may hold up a control ring, if the lease of nodes is not too short for that."""
 _FAREWELL_SECONDS = 0.5
@@ -79,6 +78,7 @@ class Node:
     host: ActorHost | None
     proxy: ProxyService | None
     copies: ReplicaService | None
+    checkpoints: CheckpointStore | None
     draining: Drain
 
     @property
@@ -96,16 +96,16 @@ class Node:
         await self.draining.finish()
 
 
-def make_info(options: NodeOptions, address: str, http: str | None, parts: NodeParts) -> NodeInfo:
+def make_info(options: NodeOptions, address: str, incarnation: int, parts: NodeParts) -> NodeInfo:
     """Who this node is, for the first of its incarnations."""
     devices: tuple[Device, ...] = ()
     if "worker" in options.roles:
         devices = tuple(parse_device(text) for text in options.devices) or discover_devices()
     return NodeInfo(
         node_id=options.name or new_node_name(parts.host_name(), parts.rng),
-        incarnation=int(parts.now() * 1000),
+        incarnation=incarnation,
         address=address,
-        http=http,
+        http=None,
         roles=tuple(sorted(options.roles)),
         devices=devices,
         process_id=parts.process_id,
@@ -138,7 +138,8 @@ async def open_node(
         state_dir = stack.enter_context(open_state_directory(options.state_dir))
         listener = await stack.enter_async_context(transport.listen(options.listen, wire))
         address = advertised(listener.address, options.advertise, options.join)
-        info = make_info(options, str(address), None, parts)
+        incarnation = next_incarnation(state_dir, _moment(parts))
+        info = make_info(options, str(address), incarnation, parts)
         node = await _compose(options, wire, listener, info, state_dir, stop, parts, stack)
         if options.ready_file is not None:
             _write_ready_file(options.ready_file, node)
@@ -166,8 +167,8 @@ async def _compose(
         await stack.enter_async_context(parts.open_device(device.name, _CLOSE_SECONDS))
         for device in info.devices
     ]
-    stores = await _open_stores(options, state_dir, parts, stack)
-    tasks = await stack.enter_async_context(_cancelled_at_exit(devices))
+    stores = await open_stores(options, state_dir, parts, stack)
+    tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()
     env = Environment(
         identity=identity,
@@ -180,19 +181,24 @@ async def _compose(
         join_bytes=options.join_bytes,
         on_change=wake,
         retainer=_make_retainer(options, stores.spill, tasks),
+        checkpoints=Checkpoints(options.copies),
         now=parts.now,
         monotonic=parts.monotonic,
         rng=parts.rng,
     )
     outbox.deliver_locally(env.control_address, control.dispatch)
     imports = WorkflowImports(parts.workflows)
-    host = _start_host(options, env, control, devices, imports, tasks)
+    host = _start_host(options, env, control, devices, imports, stores, tasks)
     copies = _start_store(options, stores, env, control, tasks)
     proxy = _make_proxy(options, env, tasks)
     if proxy is not None:
         http_port = await stack.enter_async_context(_serve_http(options, proxy, parts))
         info = evolve(info, http=_http_url(options.http, http_port, env.address))
-    member = _make_member(options, info, env, imports, proxy, stop)
+
+    def next_life(at_least: int) -> int:
+        return next_incarnation(state_dir, max(at_least, _moment(parts)))
+
+    member = _make_member(options, info, env, imports, proxy, stop, next_life)
     wake.target = member.wake
     member.attach(control, host)
     if "manager" in options.roles:
@@ -203,7 +209,7 @@ async def _compose(
             proxy.heartbeat_ages = manager.heartbeat_ages
     draining = Drain(env, member, host, proxy, copies).attached(control)
     await _join(control, env, member, proxy, tasks)
-    return Node(options, info, env, member, host, proxy, copies, draining)
+    return Node(options, info, env, member, host, proxy, copies, stores.checkpoints, draining)
 
 
 async def _open_outbox(
@@ -225,12 +231,25 @@ def _start_host(
     control: ControlService,
     devices: Sequence[DeviceThreads],
     imports: WorkflowImports,
+    stores: Stores,
     tasks: asyncio.TaskGroup,
 ) -> ActorHost | None:
     """The actors of a worker; what outputs are asked of is answered by every node."""
     host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
-    RetainService(env, tasks, host.active_of if host is not None else lambda _: {}).attach(control)
-    leftovers = Leftovers(env, lambda: env.retainer.owners() | (host.owners() if host is not None else {}))
+    kept = stores.checkpoints
+    RetainService(
+        env,
+        tasks,
+        host.active_of if host is not None else lambda _: {},
+        kept.sources_of if kept is not None else lambda _: (),
+    ).attach(control)
+
+    def owners() -> dict[str, str]:
+        of_checkpoints = kept.owners() if kept is not None else {}
+        of_actors = host.owners() if host is not None else {}
+        return {**of_checkpoints, **env.owners, **env.retainer.owners(), **of_actors}
+
+    leftovers = Leftovers(env, owners)
     tasks.create_task(leftovers.look(), name="leftovers")
     if host is not None:
         host.attach(control)
@@ -239,17 +258,18 @@ def _start_host(
 
 def _start_store(
     options: NodeOptions,
-    stores: "_Stores",
+    stores: Stores,
     env: Environment,
     control: ControlService,
     tasks: asyncio.TaskGroup,
 ) -> ReplicaService | None:
-    if stores.results is None or stores.records is None:
+    if stores.results is None or stores.records is None or stores.checkpoints is None:
         return None
     copies = ReplicaService(stores.results, env, tasks, options.copies)
     copies.attach(control)
     tasks.create_task(copies.run(), name="copies")
-    StoreService(stores.results, stores.records, copies, env, tasks).start(control)
+    checkpoints = CheckpointService(stores.checkpoints, env, tasks)
+    StoreService(stores.results, stores.records, copies, checkpoints, env, tasks).start(control)
     return copies
 
 
@@ -266,8 +286,7 @@ async def _join(
     await opened
     if proxy is not None:
         proxy.attach(control)
-        tasks.create_task(proxy.owner.tick(), name="deadlines")
-        tasks.create_task(proxy.owner.adopter.run(), name="adoption")
+        proxy.owner.start()
     tasks.create_task(member.follow_routes(), name="routes")
     tasks.create_task(member.beat(), name="heartbeats")
 
@@ -279,6 +298,7 @@ def _make_member(
     imports: WorkflowImports,
     proxy: ProxyService | None,
     stop: StopSignal,
+    next_life: Callable[[int], int],
 ) -> Member:
     def on_new_life() -> None:
         env.retainer.release_all()
@@ -298,8 +318,13 @@ def _make_member(
         on_nodes_died=proxy.owner.nodes_died if proxy is not None else lambda _: None,
         on_new_life=on_new_life,
         on_must_stop=stop.order,
-        now=env.now,
+        next_incarnation=next_life,
     )
+
+
+def _moment(parts: NodeParts) -> int:
+    """Now, as incarnations count it: in milliseconds."""
+    return int(parts.now() * 1000)
 
 
 def _make_retainer(options: NodeOptions, spill: ResultStore | None, tasks: asyncio.TaskGroup) -> Retainer:
@@ -320,14 +345,22 @@ class _Wake:
 
 
 @contextlib.asynccontextmanager
-async def _cancelled_at_exit(devices: Sequence[DeviceThreads]) -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose tasks end with the context; they wait for a device's threads for a bounded time."""
+async def _cancelled_at_exit(
+    devices: Sequence[DeviceThreads], before: Callable[[], None]
+) -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group whose tasks end with the context; they wait for a device's threads for a bounded time.
+
+    Args:
+        devices: Those with threads.
+        before: Called just before the tasks are ended: from then on none can be started.
+    """
     abandon: list[asyncio.TimerHandle] = []
     try:
         async with asyncio.TaskGroup() as tasks:
             try:
                 yield tasks
             finally:
+                before()
                 loop = asyncio.get_running_loop()
                 abandon += [loop.call_later(_CLOSE_SECONDS, device.abandon) for device in devices]
                 for task in list(tasks._tasks):  # noqa: SLF001 - the standard library offers no cancel_all
@@ -372,42 +405,6 @@ async def _serve_http(options: NodeOptions, proxy: ProxyService, parts: NodePart
                 raise
             raise ListenFailed(f"--http: {error.message}") from error
         yield bound
-
-
-@frozen
-class _Stores:
-    """What this node keeps on disk; None where its roles do not ask for it."""
-
-    results: ResultStore | None = None
-    records: RequestLog | None = None
-    spill: ResultStore | None = None
-
-
-async def _open_stores(
-    options: NodeOptions, state_dir: Path, parts: NodeParts, stack: contextlib.AsyncExitStack
-) -> _Stores:
-    """Opened before the tasks that use them, so that they are closed behind them."""
-    results = records = spill = None
-    if "store" in options.roles:
-        store_options = StoreOptions(
-            byte_budget=options.store_bytes,
-            ttl_seconds=options.result_ttl_seconds,
-            tombstone_ttl_seconds=max(_TOMBSTONE_SECONDS, options.result_ttl_seconds),
-            durability=Durability(options.store_durability),
-        )
-        results = await stack.enter_async_context(parts.open_results(state_dir / "results", store_options))
-        records = await stack.enter_async_context(parts.open_requests(state_dir / "requests", store_options))
-    if "worker" in options.roles:
-        retained = state_dir / "retained"
-        shutil.rmtree(retained, ignore_errors=True)  # of an earlier life: nobody asks for it any more
-        spill_options = StoreOptions(
-            byte_budget=options.retain_disk_bytes,
-            ttl_seconds=_SPILL_SECONDS,
-            tombstone_ttl_seconds=1.0,
-            durability=Durability.PROCESS,
-        )
-        spill = await stack.enter_async_context(parts.open_results(retained, spill_options))
-    return _Stores(results, records, spill)
 
 
 def _write_ready_file(path: Path, node: Node) -> None:

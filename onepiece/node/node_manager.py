@@ -18,6 +18,7 @@ from onepiece.core.manager import (
     ManagerEffect,
     ManagerEvent,
     ManagerMachine,
+    ManagerState,
     PublishRoutes,
     RefuseWorkflow,
     SendRoutes,
@@ -34,7 +35,7 @@ from onepiece.core.membership import (
 )
 from onepiece.core.placement_events import ActorFailed, PlacementConfig, SendAssign, SendUnassign
 from onepiece.core.routing import RouteTable
-from onepiece.errors import OnePieceError, SchemaMismatch
+from onepiece.errors import OnePieceError, SchemaMismatch, StoreFull
 from onepiece.log import get_logger
 from onepiece.messages import (
     CONTROL_REGION,
@@ -51,6 +52,7 @@ from onepiece.runtime.workflows import WorkflowImports
 
 _EVENTS_MAX: Final = 16_384
 _SETTLE_SECONDS: Final = 0.2
+_STORE_AGAIN_SECONDS: Final = 0.5
 
 
 class ManagerService:
@@ -166,7 +168,7 @@ class ManagerService:
     async def _carry_out(self, effect: ManagerEffect) -> None:
         match effect:
             case StoreState(state):
-                await self._coordinator.store(state)
+                await self._store(state)
             case PublishRoutes(table):
                 self._forget_dead()
                 for node in table.nodes:
@@ -187,6 +189,20 @@ class ManagerService:
                 get_logger().error("actor_failed", actor=actor_id, stage=stage, node=node_id, reason=reason)
             case _:
                 get_logger().info("membership", notice=type(effect).__name__, node=_node_of(effect))
+
+    async def _store(self, state: ManagerState) -> None:
+        """Nothing that follows may be done before. While the disk takes no more this manager stands still.
+
+        The data path goes on without it, and nodes that it does not hear meanwhile are forgiven.
+        """
+        while True:
+            try:
+                await self._coordinator.store(state)
+            except StoreFull as error:
+                get_logger().warning("manager_state_not_stored", error=error.message)
+                await asyncio.sleep(_STORE_AGAIN_SECONDS)
+            else:
+                return
 
     def _answer(self, name: str, digest: str, error: OnePieceError | None) -> None:
         wire = None if error is None else error.to_wire()

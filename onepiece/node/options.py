@@ -42,6 +42,7 @@ class NodeOptions:
     inbox_bytes: int = 128 * _MIB
     join_bytes: int = 1024 * _MIB
     store_bytes: int = 1024 * _MIB
+    checkpoint_bytes: int = 1024 * _MIB
     copies: int = 2
     retain_memory_bytes: int = 1024 * _MIB
     retain_disk_bytes: int = 4096 * _MIB
@@ -155,6 +156,7 @@ _ROWS: Final = (
     _Row("retain_memory_bytes", "outputs kept in memory until the next stage is done", _size, "1024MiB"),
     _Row("retain_disk_bytes", "outputs kept on disk beyond that; then stages wait", _size, "4096MiB"),
     _Row("store_bytes", "byte budget of the result store", _size, "1024MiB"),
+    _Row("checkpoint_bytes", "byte budget of the checkpoints that a store node keeps", _size, "1024MiB"),
     _Row(
         "store_durability",
         "what stored results survive: the process, or loss of power",

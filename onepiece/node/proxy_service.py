@@ -13,7 +13,7 @@ from attrs import evolve
 
 from onepiece.core.admission import RequestBudget
 from onepiece.core.membership import NodeState
-from onepiece.core.request import end_event
+from onepiece.core.owned_request import end_event
 from onepiece.core.routing import NodeRoute, RouteEpoch
 from onepiece.errors import (
     InvalidInput,
@@ -63,7 +63,7 @@ class ProxyService:
         self.owner = RequestOwner(
             env, tasks, budget=budget, records=self._records, results=self._results, calls=self._calls
         )
-        self._ended_requests = EndedRequests(env, tasks, self.owner.table, self._records)
+        self._ended_requests = EndedRequests(env, tasks, self.owner.is_over, self._records)
         self.draining = False
         self.heartbeat_ages: Callable[[], Mapping[str, float]] = dict
         """Seconds since each node was heard, where this node's manager knows it."""
@@ -278,7 +278,7 @@ class ProxyService:
     async def cancel(self, uid: str) -> RequestStatus:
         """Cancel; no error if the request has ended. Raises as ``status``."""
         try:
-            return self.owner.cancel(uid)
+            return await self.owner.cancel(uid)
         except UnknownRequest:
             return await self._ended(uid)
 

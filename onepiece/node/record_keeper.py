@@ -156,7 +156,7 @@ class RecordKeeper:
 
         Raises ``NotReady`` if a store node that may have it does not answer, or is away.
         """
-        stores = self.stores()
+        stores, why_unsure = self.stores(), self._env.routes.why_unsure()
         if not stores:
             raise NotReady(
                 f"no node with the role store is there; who owns request {uid} is not known", uid=uid
@@ -182,8 +182,7 @@ class RecordKeeper:
                 raise NotReady(f"who owns request {uid} is not known: {answer.message}", uid=uid) from answer
             if isinstance(answer, BaseException):
                 raise answer
-        why_unsure = self._env.routes.why_unsure()
-        if why_unsure is not None:
+        if why_unsure is not None:  # a node that has come back since was not asked
             raise NotReady(f"whether request {uid} has ended is not known: {why_unsure}", uid=uid)
         return None
 

@@ -291,7 +291,9 @@ class ReplicaService:
         page = {
             record.uid: record.version
             for record in scanned
-            if record.expires_at > now and self._machine.should_hold(order.peer, record.uid)
+            if record.expires_at > now
+            and record.kind is not RecordKind.INTENT  # it is of use only where it was asked for
+            and self._machine.should_hold(order.peer, record.uid)
         }
         if not page:
             return SummaryAnswered(order.number, (), up_to)

@@ -6,12 +6,13 @@ died, ``Misdirected`` passes on what others own.
 """
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from attrs import define, evolve, field, frozen
 
-from onepiece.codec import CodecError, decode_control
+from onepiece.codec import CodecError
 from onepiece.core.admission import RequestBudget
 from onepiece.core.request import RequestTable
 from onepiece.core.request_events import (
@@ -21,6 +22,7 @@ from onepiece.core.request_events import (
     Effect,
     Event,
     Headed,
+    KeepError,
     NodesDied,
     OutputMissing,
     Publish,
@@ -33,13 +35,15 @@ from onepiece.core.request_events import (
     StopStages,
     Tick,
 )
-from onepiece.core.request_record import Holding, Plan, Resend, RestoreCheckpoint, Sending, SendInputs
+from onepiece.core.request_record import Holding, Resend, RestoreCheckpoint, Sending, SendInputs
 from onepiece.errors import NotReady, OnePieceError, Overloaded
-from onepiece.graph import FromStage, WorkflowGraph
+from onepiece.graph import WorkflowGraph
 from onepiece.limits import (
+    EVENTS_BYTES_PER_REQUEST_MAX,
     EVENTS_PER_REQUEST_MAX,
     FOLLOWERS_PER_REQUEST_MAX,
     RECORD_KEEP_SECONDS,
+    RECORDS_BYTES_MAX,
     RECORDS_MAX,
 )
 from onepiece.log import get_logger
@@ -57,14 +61,18 @@ from onepiece.messages import (
     StageReports,
     StageWasLost,
     StopRequest,
-    StoreFailure,
 )
 from onepiece.node.adoption import Adopter
 from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
+from onepiece.node.error_keeper import ErrorKeeper
 from onepiece.node.misdirected import Misdirected
+from onepiece.node.plans import plan_of
+from onepiece.node.quiet_requests import QuietRequests
 from onepiece.node.record_keeper import RecordKeeper
+from onepiece.node.restorer import Restorer
 from onepiece.node.result_reader import ResultReader
+from onepiece.node.stage_reports import decode_report, told_apart
 from onepiece.record_messages import RequestRecord, RequestsHeld
 from onepiece.requests import EventKind, RequestEvent, RequestStatus
 from onepiece.runtime.environment import Environment
@@ -73,6 +81,7 @@ from onepiece.runtime.result_targets import input_targets
 
 _TICK_SECONDS: Final = 0.25
 _STALL_SECONDS: Final = 1.5
+_CANCEL_SECONDS: Final = 5.0
 
 
 @define(eq=False)
@@ -112,14 +121,26 @@ class RequestOwner:
         self._results = results
         self._calls = calls
         self._deliver = ResultDeliver(env)
-        self._table = RequestTable(RECORDS_MAX, EVENTS_PER_REQUEST_MAX, RECORD_KEEP_SECONDS)
+        self._table = RequestTable(
+            records_max=RECORDS_MAX,
+            records_bytes_max=RECORDS_BYTES_MAX,
+            events_max=EVENTS_PER_REQUEST_MAX,
+            events_bytes_max=EVENTS_BYTES_PER_REQUEST_MAX,
+            keep_seconds=RECORD_KEEP_SECONDS,
+        )
         self._owned: dict[str, _Owned] = {}
         self._followers: dict[str, set[_Follower]] = {}
         self._settled = asyncio.Event()
+        self._restorer = Restorer(env, tasks, calls, self._handle)
+        self._errors = ErrorKeeper(env, calls, records)
+        self._unstored: dict[str, KeepError] = {}
+        """Errors that have been told and that no store node has taken yet."""
         self._misdirected = Misdirected(env, tasks, records)
+        self._quiet = QuietRequests(self._table, results, self._handle, env.monotonic)
         self.adopter = Adopter(
             env,
             table=self._table,
+            is_over=self.is_over,
             records=records,
             results=results,
             calls=calls,
@@ -141,7 +162,13 @@ class RequestOwner:
         control.on(StageReports, self._on_reports)
         for kind in self._handlers:
             control.on(kind, self._on_message)
-        self._calls.answered_by(control, RequestsHeld)
+        self._calls.answered_by(control, RequestsHeld, *self._restorer.answers)
+
+    def start(self) -> None:
+        """Begin what goes on beside all requests, until the proxy ends."""
+        self._tasks.create_task(self.tick(), name="deadlines")
+        self._tasks.create_task(self.adopter.run(), name="adoption")
+        self._tasks.create_task(self._quiet.look(), name="quiet requests")
 
     async def tick(self) -> None:
         """End what is past its deadline, until cancelled.
@@ -165,6 +192,13 @@ class RequestOwner:
         """The records, to be read."""
         return self._table
 
+    def is_over(self, uid: str) -> bool:
+        """Whether a request has ended, and a store node has how; raises ``UnknownRequest``.
+
+        Until then its record is needed: if this node dies, another proxy goes on from there.
+        """
+        return self._table.state(uid).is_final and uid not in self._unstored
+
     def nodes_died(self, lives: frozenset[str]) -> None:
         """Go on with what these nodes held, from what is retained elsewhere."""
         self._handle(NodesDied(lives))
@@ -176,6 +210,7 @@ class RequestOwner:
             self._budget.give_back(uid)
         self._table.disown()
         self._owned.clear()
+        self._settled.set()
         self.adopter.forget()
         for followers in self._followers.values():
             for follower in followers:
@@ -210,6 +245,8 @@ class RequestOwner:
                 )
             self._own(graph, record, inputs)
             self._handle(_accepted(graph, record))
+        else:  # store nodes that could not reach each other let two requests have the key: this one runs, too
+            self.adopter.doubt(record.uid)
         return uid
 
     def _adopt(
@@ -248,11 +285,22 @@ class RequestOwner:
                     joins[node.id] = met.actor_id
         return joins
 
-    def cancel(self, uid: str) -> RequestStatus:
-        """Cancel; no error if the request has ended."""
+    async def cancel(self, uid: str) -> RequestStatus:
+        """Cancel, and wait for a moment until it has ended so; no error if the request has ended."""
         self._table.status(uid)
         self._handle(CancelAsked(uid))
+        try:
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await self._settled_one(uid)
+        except TimeoutError:
+            pass  # no stage works for it any more; its end is told when a store node has it
         return self._table.status(uid)
+
+    async def _settled_one(self, uid: str) -> None:
+        """Wait until a request is not live here any more."""
+        while self._table.is_live(uid):
+            self._settled.clear()
+            await self._settled.wait()
 
     async def events(self, uid: str, after: int) -> AsyncGenerator[RequestEvent, None]:
         """Events with ``sequence > after`` as they come; ends behind the final one."""
@@ -284,7 +332,7 @@ class RequestOwner:
         for uid, body in message.reports:
             if self._table.is_known(uid) and not self._table.is_live(uid):
                 continue  # it ended before this could be told
-            report = _decode_report(uid, body)
+            report = decode_report(uid, body)
             if report is not None:
                 self._on_message(report)
 
@@ -297,7 +345,7 @@ class RequestOwner:
             self._misdirected.pass_on(uid, message)
 
     def _on_report(self, report: StageReport) -> None:
-        for each in _told_apart(report):
+        for each in told_apart(report):
             self._handle(each)
 
     def _on_progress(self, progress: StageProgress) -> None:
@@ -329,10 +377,8 @@ class RequestOwner:
 
     def _on_stored(self, stored: ResultStored) -> None:
         self._results.note(stored.uid, stored.node_id)
-        trail = [_decode_report(stored.uid, body) for body in stored.trail.values()]
-        reports = [
-            each for report in trail if isinstance(report, StageReport) for each in _told_apart(report)
-        ]
+        trail = [decode_report(stored.uid, body) for body in stored.trail.values()]
+        reports = [each for report in trail if isinstance(report, StageReport) for each in told_apart(report)]
         self._handle(ResultArrived(stored.uid, stored.result_bytes, stored.content_type, tuple(reports)))
 
     # --- carrying out --------------------------------------------------------------------------
@@ -348,8 +394,12 @@ class RequestOwner:
         for uid in dict.fromkeys(each.uid for each in inputs):
             self._send_inputs(uid, [each for each in inputs if each.uid == uid])
         for sending in sendings:
-            if not isinstance(sending, SendInputs):
-                self._ask_for(sending)
+            match sending:
+                case Resend():
+                    self._ask_for(sending)
+                case RestoreCheckpoint(uid=uid) if uid in self._owned:
+                    graph = self._owned[uid].graph
+                    self._restorer.restore(sending, graph.node(sending.target).stage)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -360,23 +410,34 @@ class RequestOwner:
                 self._budget.give_back(uid)
                 owned = self._owned.pop(uid, None)
                 if owned is not None:
-                    self._keep_failure(uid)
-                    self._records.drop(uid, owned.record.key)
+                    if uid not in self._unstored:
+                        if any(spec.checkpoint for spec in owned.graph.stages.values()):
+                            self._records.drop_everywhere(uid)  # checkpoints may be on any store node
+                        else:
+                            self._records.drop(uid, owned.record.key)
                     if owned.record.adoptions:  # every node was told who owns it
                         self._broadcast(ReleaseRequests((uid,)))
                 self._settled.set()
+            case KeepError(uid):
+                self._tasks.create_task(self._keep_error(effect), name=f"end {uid}")
             case StopStages(uid, reason):
                 self._broadcast(StopRequest(uid, reason))
             case ReleaseRetained(uid, lives):
                 self._release(uid, lives)
 
-    def _keep_failure(self, uid: str) -> None:
-        """An error is stored as a result is, so that every proxy can tell it."""
-        status = self._table.status(uid)
-        if status.error is not None:
-            for node in self._records.holders(uid):
-                failure = StoreFailure(uid, status.workflow, status.error)
-                self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", failure)
+    async def _keep_error(self, wanted: KeepError) -> None:
+        """An error is stored as a result is, so that every proxy can tell it, and tells the same."""
+        life, uid = self._env.identity.life, wanted.uid
+        kept = await self._errors.keep(wanted)
+        if life != self._env.identity.life:
+            return  # others own it, and find what is stored
+        if not kept.is_stored:
+            self._unstored[uid] = wanted
+        self._handle(kept.stands)
+        if not kept.is_stored:
+            await self._errors.keep_late(wanted)
+            if self._unstored.pop(uid, None) is wanted:
+                self._records.drop_everywhere(uid)
 
     def _broadcast(self, message: object) -> None:
         for node in self._env.routes.table.nodes:
@@ -393,12 +454,15 @@ class RequestOwner:
         if owned is None:
             return  # it has ended meanwhile
 
+        is_wanted = functools.partial(self._table.is_live, uid)
+
         async def send() -> None:
             targets = dict(input_targets(owned.graph, owned.header))
             letters = {}
             for sending in sendings:
                 target = targets[sending.target]
-                letters[sending.target] = Letter(target, target.pack(owned.inputs).parts, sending.attempt)
+                parts = target.pack(owned.inputs).parts
+                letters[sending.target] = Letter(target, parts, sending.attempt, is_wanted=is_wanted)
             self._handle(Headed(uid, await self._deliver.deliver(letters)))
 
         self._tasks.create_task(self._or_break(uid, send()), name=f"inputs {uid}")
@@ -409,65 +473,17 @@ class RequestOwner:
         except (OnePieceError, CodecError) as error:
             self._handle(RequestBroke(uid, None, self._env.node_id, error.to_wire()))
 
-    def _ask_for(self, sending: Resend | RestoreCheckpoint) -> None:
+    def _ask_for(self, sending: Resend) -> None:
         ask = ResendOutput(
             sending.uid, sending.source, sending.target, self._env.control_address, sending.attempt
         )
-        if isinstance(sending, Resend):
-            nodes = [node for node in self._env.routes.table.nodes if node.life == sending.node_id]
-        else:
-            nodes = self._records.holders(sending.uid)[:1]
+        nodes = [node for node in self._env.routes.table.nodes if node.life == sending.node_id]
         if nodes:
             self._env.outbox.post(f"{nodes[0].address}/{CONTROL_REGION}", ask)
-        elif isinstance(sending, Resend):  # it has gone, and so has what it retained
+        else:  # it has gone, and so has what it retained
             loop = asyncio.get_running_loop()
             loop.call_soon(self._handle, OutputMissing(sending.uid, sending.source, sending.target))
 
 
-def _decode_report(uid: str, body: bytes) -> StageReport | StageProgress | None:
-    try:
-        report = decode_control(body)
-    except CodecError as error:
-        get_logger().warning("report_refused", uid=uid, error=error.message)
-        return None
-    return report if isinstance(report, StageReport | StageProgress) else None
-
-
-def _told_apart(report: StageReport) -> list[StageReported]:
-    """The moments that a report tells of; the table leaves out what it knows already."""
-    moments = (
-        (EventKind.QUEUED, report.queued_at),
-        (EventKind.STAGE_STARTED, report.started_at),
-        (EventKind.STAGE_FINISHED, report.finished_at),
-    )
-    told = []
-    for kind, at in moments:
-        if at is not None:
-            is_end = kind is EventKind.STAGE_FINISHED
-            detail, heading = (report.detail, report.heading) if is_end else ({}, {})
-            told.append(
-                StageReported(
-                    report.uid, kind, report.stage, report.node_id, report.life, at, detail, heading
-                )
-            )
-    return told
-
-
 def _accepted(graph: WorkflowGraph, record: RequestRecord) -> Accepted:
     return Accepted(record.uid, record.workflow, plan_of(graph), record.deadline_at, record.key)
-
-
-def plan_of(graph: WorkflowGraph) -> Plan:
-    """A workflow's graph as its owner needs it."""
-    unretained = frozenset(
-        (source.node, node.id)
-        for node in graph.nodes
-        for source in node.inputs.values()
-        if isinstance(source, FromStage) and not source.is_retained
-    )
-    return Plan(
-        sources={node.id: graph.predecessors(node.id) for node in graph.nodes},
-        output=graph.output.node,
-        unretained=unretained,
-        checkpoints=frozenset(node.id for node in graph.nodes if graph.stages[node.stage].checkpoint),
-    )

@@ -9,6 +9,7 @@ from typing import Final
 
 from attrs import define
 
+from onepiece.core.owned_request import state_of
 from onepiece.core.routing import NodeRoute, ranked
 from onepiece.errors import NodeUnreachable, NotReady, OnePieceError, UnknownRequest
 from onepiece.ids import uid_time
@@ -74,8 +75,7 @@ class ResultReader:
         failure = described.failure
         state = RequestState.FINISHED
         if failure is not None:
-            is_cancelled = failure.get("error") == "RequestCancelled"
-            state = RequestState.CANCELLED if is_cancelled else RequestState.FAILED
+            state = state_of(failure)
         return RequestStatus(
             uid=uid,
             workflow=described.workflow,

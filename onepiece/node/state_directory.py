@@ -18,6 +18,7 @@ from onepiece.errors import ConfigError
 from onepiece.log import get_logger
 
 _PREFIX: Final = "onepiece-node-"
+_INCARNATION: Final = "incarnation"
 
 
 @contextlib.contextmanager
@@ -43,6 +44,27 @@ def open_state_directory(given: Path | None) -> Iterator[Path]:
     finally:
         shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
+
+
+def next_incarnation(directory: Path, at_least: int) -> int:
+    """A number above all that this function has returned for this directory, and not below ``at_least``.
+
+    Incarnations are moments, and a clock that was set back would have a node look older than it was before.
+    A directory that takes no more does not keep a node from starting; then the clock alone must do.
+    """
+    path = directory / _INCARNATION
+    try:
+        last = int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        last = 0
+    incarnation = max(last + 1, at_least)
+    try:
+        partial = path.with_suffix(".partial")
+        partial.write_text(str(incarnation), encoding="ascii")
+        partial.replace(path)
+    except OSError as error:
+        get_logger().warning("incarnation_not_kept", path=str(path), error=str(error))
+    return incarnation
 
 
 def _make() -> tuple[Path, int]:

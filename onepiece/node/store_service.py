@@ -5,6 +5,7 @@ through one ring; while it is full, the stages that produce results wait, which 
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from onepiece.codec import CodecError, Wire, WireBytes, unpack
@@ -12,6 +13,7 @@ from onepiece.errors import OnePieceError
 from onepiece.limits import RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.messages import (
+    KIND_CHECKPOINT,
     KIND_COPY,
     KIND_RECORD,
     KIND_RESULT,
@@ -28,15 +30,22 @@ from onepiece.messages import (
     ResultStored,
     StoreFailure,
 )
+from onepiece.node.checkpoint_service import CheckpointService
 from onepiece.node.control import ControlService
 from onepiece.node.record_service import RecordService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.runtime.environment import Environment
-from onepiece.store import PutOutcome, RecordKind, RequestLog, ResultStore
+from onepiece.store import PutOutcome, RecordKind, RequestLog, ResultStore, StoredRecord
 from transports import Bytes, Delivery, Geometry, Receiver
 
 _EXPIRE_SECONDS: Final = 5.0
 _SLOTS: Final = 1024
+_WORKFLOW: Final = "workflow"
+"""What is stored of a request beside its result or error."""
+
+
+Look = Callable[[str], Awaitable[StoredRecord]]
+"""What stands under a UID, for whom it is told to."""
 
 
 class StoreService:
@@ -47,11 +56,13 @@ class StoreService:
         store: ResultStore,
         log: RequestLog,
         copies: ReplicaService,
+        checkpoints: CheckpointService,
         env: Environment,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._store = store
         self._copies = copies
+        self._checkpoints = checkpoints
         self._records = RecordService(log, env, tasks)
         self._env = env
         self._tasks = tasks
@@ -66,9 +77,11 @@ class StoreService:
         """Answer reads and purges that come as control messages."""
         control.on(ReadResult, self._on_read)
         control.on(PurgeResult, self._on_purge)
-        control.on(DescribeResult, lambda ask: self._tasks.create_task(self._describe(ask)))
+        look = self._store.meta
+        control.on(DescribeResult, lambda ask: self._tasks.create_task(self._describe(ask, look)))
         control.on(StoreFailure, lambda failure: self._tasks.create_task(self._store_failure(failure)))
         self._records.attach(control)
+        self._checkpoints.attach(control)
 
     def _on_read(self, ask: ReadResult) -> None:
         self._tasks.create_task(self._answer(ask))
@@ -91,6 +104,7 @@ class StoreService:
             try:
                 await self._store.expire(self._env.now())
                 await self._records.expire()
+                await self._checkpoints.store.expire(self._env.now())
             except OnePieceError as error:
                 get_logger().warning("store_expire_failed", error=str(error))
 
@@ -101,6 +115,9 @@ class StoreService:
             return
         if delivery.kind == KIND_COPY:
             await self._copies.take_copy(inbox, delivery)
+            return
+        if delivery.kind == KIND_CHECKPOINT:
+            await self._checkpoints.take(inbox, delivery)
             return
         try:
             if delivery.kind != KIND_RESULT:
@@ -119,12 +136,12 @@ class StoreService:
                 header.uid,
                 [value],
                 content_type=header.content_type,
-                meta={"workflow": header.workflow},
+                meta={_WORKFLOW: header.workflow},
                 now=self._env.now(),
             )
             if outcome is PutOutcome.ALREADY:
-                record = await self._store.meta(header.uid)
-                if record.kind is RecordKind.ERROR:
+                record = await self._store.standing(header.uid)
+                if record.kind is not RecordKind.RESULT:
                     # It was cancelled, say, by an owner that has died since: that stands.
                     raise OnePieceError.from_wire(record.meta)
                 total_bytes, content_type = record.total_bytes, record.content_type
@@ -150,23 +167,30 @@ class StoreService:
 
     async def _store_failure(self, failure: StoreFailure) -> None:
         try:
-            wire = {**failure.error, "workflow": failure.workflow}
-            outcome = await self._store.put_error(failure.uid, wire, now=self._env.now())
-            if outcome is PutOutcome.STORED:
-                self._copies.stored(failure.uid)
-        except OnePieceError as error:
-            get_logger().warning("failure_not_stored", request=failure.uid, error=error.message)
+            wire = {**failure.error, _WORKFLOW: failure.workflow}
+            outcome = await self._store.put_error(
+                failure.uid, wire, is_intent=not failure.is_settled, now=self._env.now()
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it is, the owner must hear of it
+            get_logger().warning("failure_not_stored", request=failure.uid, error=str(error))
+            answer = ResultDescribed(failure.call, error=self._wire_of(error))
+            self._env.outbox.post(failure.reply_to, answer)
+            return
+        if failure.is_settled and outcome in {PutOutcome.STORED, PutOutcome.REPLACED}:
+            self._copies.stored(failure.uid)
+        await self._describe(failure, self._store.standing)
 
-    async def _describe(self, ask: DescribeResult) -> None:
+    async def _describe(self, ask: DescribeResult | StoreFailure, look: Look) -> None:
         try:
-            record = await self._store.meta(ask.uid)
+            record = await look(ask.uid)
             answer = ResultDescribed(
                 ask.call,
-                str(record.meta.get("workflow", "")),
+                str(record.meta.get(_WORKFLOW, "")),
                 record.stored_at,
                 record.total_bytes,
                 record.content_type,
-                record.meta if record.kind is RecordKind.ERROR else None,
+                None if record.kind is RecordKind.RESULT else _failure_of(record),
+                is_intent=record.kind is RecordKind.INTENT,
             )
         except OnePieceError as error:
             answer = ResultDescribed(ask.call, error=error.to_wire())
@@ -197,6 +221,11 @@ class StoreService:
             get_logger().error("store_failed", exc_info=error)
             error = OnePieceError(f"the result store of {self._env.node_id} failed; its log has the cause")
         return error.to_wire()
+
+
+def _failure_of(record: StoredRecord) -> dict[str, Any]:
+    """The error as its request's owner put it: whoever asks the owner, or a store node, is told the same."""
+    return {name: value for name, value in record.meta.items() if name != _WORKFLOW}
 
 
 def _bytes_of(value: Wire) -> Bytes:

@@ -15,6 +15,7 @@ from onepiece.core.routing import RouteEpoch, RouteTable, life_of, rendezvous
 from onepiece.graph import WorkflowGraph
 from onepiece.limits import STORES_FORGOTTEN_SECONDS, STORES_RETURN_SECONDS
 from onepiece.messages import CONTROL_REGION, RequestErrored
+from onepiece.runtime.checkpoints import Checkpoints
 from onepiece.runtime.outbox import Outbox
 from onepiece.runtime.reports import Report
 from onepiece.runtime.retainer import Retainer
@@ -72,6 +73,11 @@ class Routes:
             **dict.fromkeys(present),
         }
 
+    @property
+    def are_new(self) -> bool:
+        """Nodes of the set may still be joining a manager that has started with this node, or since."""
+        return self._first_at is None or self._clock() < self._first_at + STORES_RETURN_SECONDS
+
     def why_unsure(self) -> str | None:
         """Why something may be stored though no store node that is there knows it; None if it is not.
 
@@ -79,7 +85,7 @@ class Routes:
         know yet which are away.
         """
         now = self._clock()
-        if self._first_at is None or now < self._first_at + STORES_RETURN_SECONDS:
+        if self.are_new:
             return "this node has just started, and store nodes may still be joining"
         away = {name: now - at for name, at in self._stores_left_at.items() if at is not None}
         for name, seconds in sorted(away.items()):
@@ -177,6 +183,7 @@ class Environment:
     on_change: Callable[[], None]
     """Called when an actor's state changes, so that the manager hears of it at once."""
     retainer: Retainer
+    checkpoints: Checkpoints = field(factory=Checkpoints)
     owners: AdoptedRequests = field(factory=AdoptedRequests)
     """Control address of the owner of requests that have been adopted, by UID."""
     now: Clock = time.time

@@ -14,6 +14,7 @@ told; it also learns if they are lost on the way.
 
 import asyncio
 import contextlib
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -66,22 +67,38 @@ class Intake:
     _tasks: asyncio.TaskGroup | None = None
 
     async def take_from(self, inbox: Receiver, tasks: asyncio.TaskGroup) -> None:
-        """Take in what comes until cancelled; what has to be sent on is sent by ``tasks``."""
+        """Take in what comes until cancelled; what has to wait, or to be sent on, is left to ``tasks``."""
         self._tasks = tasks
-        while True:
-            delivery = await inbox.receive()
-            self.in_hand += 1
-            try:
-                stage_task = await self._take(inbox, delivery)
-            except OnePieceError as error:
-                inbox.release(delivery)
-                get_logger().warning("message_refused", stage=self.stage, error=str(error))
-                continue
-            finally:
-                self.in_hand -= 1
+        await inbox.deliver_to(functools.partial(self._receive, inbox))
+
+    def _receive(self, inbox: Receiver, delivery: Delivery) -> None:
+        """Take in a message; called by the event loop as soon as it is there, so this never waits."""
+        try:
+            held = self._held(inbox, delivery)
+        except OnePieceError as error:
+            inbox.release(delivery)
+            get_logger().warning("message_refused", stage=self.stage, error=str(error))
+            return
+        graph = self.env.routes.graphs.get(held.header.workflow)
+        if graph is not None:
+            self._take(held, graph)
+            return
+        assert self._tasks is not None
+        self._tasks.create_task(self._take_later(held), name=f"take {held.header.uid}/{held.header.node}")
+
+    async def _take_later(self, held: Held) -> None:
+        """A message can overtake the route table that names its workflow."""
+        self.in_hand += 1
+        try:
+            graph = await self._graph(held.header)
+        except OnePieceError as error:
+            held.release()
+            self.reporter.broke(held.header, error)
+        else:
+            self._take(held, graph)
+        finally:
+            self.in_hand -= 1
             self.work.notify()
-            if stage_task is not None:
-                self.env.report(stage_task.header.owner, self.reporter.report_of(stage_task))
 
     def stop(self, uid: str, reason: OnePieceError) -> None:
         """Take in nothing more of a request."""
@@ -89,6 +106,10 @@ class Intake:
         self._stopped.move_to_end(uid)
         if len(self._stopped) > STOPPED_UIDS_MAX:
             self._stopped.popitem(last=False)
+
+    def is_stopped(self, uid: str) -> bool:
+        """Whether nothing more of a request is to be done."""
+        return uid in self._stopped
 
     def done(self, stage_task: StageTask) -> None:
         """A stage of a request has run here: a repeat of its inputs need not run again."""
@@ -106,12 +127,11 @@ class Intake:
                     self._forward(stage_task), name=f"forward {stage_task.uid}/{stage_task.node}"
                 )
 
-    async def _take(self, inbox: Receiver, delivery: Delivery) -> StageTask | None:
+    def _held(self, inbox: Receiver, delivery: Delivery) -> Held:
         if delivery.kind != KIND_STAGE_INPUT:
             raise CodecError(f"a message of kind {delivery.kind} came to the inbox of {self.stage}")
         payload, attempt = split_attempt(delivery.payload)
         unpacked = unpack(payload, StageInput)
-        header = unpacked.header
         released = False
 
         def release() -> None:
@@ -120,30 +140,35 @@ class Intake:
                 released = True
                 inbox.release(delivery)
 
-        held = Held(header, unpacked.values, payload, self.env.now(), attempt, release)
+        return Held(unpacked.header, unpacked.values, payload, self.env.now(), attempt, release)
+
+    def _take(self, held: Held, graph: WorkflowGraph) -> None:
+        """Queue the stage task that this message completes, if it is wanted and does so."""
+        header = held.header
         try:
             self._check_alive(header)
-            graph = await self._graph(header)
             node = next((node for node in graph.nodes if node.id == header.node), None)
             if node is None or node.stage != self.stage:
                 raise CodecError(f"{header.node} of {header.workflow} is not for {self.stage}")
             if self._is_repeat(graph, header, held.attempt):
-                release()
-                return None
+                held.release()
+                return
             stage_task = self.scheduler.add(node, frozenset(graph.predecessors(node.id)), held)
             if stage_task is None and self._meets_elsewhere(header) is not None:
                 self.forward_joins()
-            return stage_task
         except OnePieceError as error:
-            release()
-            if header.uid not in self._stopped:
-                self.reporter.broke(header, error)
-            return None
+            held.release()
+            self.reporter.broke(header, error)  # whoever drives a request that has ended learns of that
+            return
+        finally:
+            self.work.notify()
+        if stage_task is not None:
+            self.env.report(header.owner, self.reporter.report_of(stage_task))
 
     def _check_alive(self, header: StageInput) -> None:
         stopped = self._stopped.get(header.uid) or self.unusable()
         if stopped is not None:
-            raise stopped
+            raise OnePieceError.from_wire(stopped.to_wire())  # what is raised keeps what its frames hold
         if header.deadline_at is not None and self.env.now() >= header.deadline_at:
             raise DeadlineExceeded(
                 f"request {header.uid} passed its deadline before {header.node}",
@@ -191,7 +216,8 @@ class Intake:
             for key in self.env.retainer.targets_of(header.uid, header.node):
                 output = await self.env.retainer.fetch(key)
                 if output is not None:
-                    letters[key.target] = Letter(output.target, output.parts, attempt)
+                    is_wanted = functools.partial(self.env.retainer.holds, key)
+                    letters[key.target] = Letter(output.target, output.parts, attempt, is_wanted=is_wanted)
             heading = await ResultDeliver(self.env).deliver(letters)
         except OnePieceError as error:
             self.reporter.broke(header, error)

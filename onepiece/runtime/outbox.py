@@ -260,6 +260,8 @@ class Outbox:
         if handler is not None:
             asyncio.get_running_loop().call_soon(handler, message)
             return
+        if self._is_closing:
+            return  # what was taken in the last moment is told to nobody: its links are gone, too
         self._link(address).post(encode_control(message), replaces, lingers=lingers)
 
     def report(self, address: str, report: Report) -> None:
@@ -267,6 +269,8 @@ class Outbox:
         handler = self._local.get(address)
         if handler is not None:
             asyncio.get_running_loop().call_soon(handler, report)
+            return
+        if self._is_closing:
             return
         self._link(address).report(report)
 

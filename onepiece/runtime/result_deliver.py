@@ -14,11 +14,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from onepiece.core.routing import ActorRoute, rendezvous
 from onepiece.errors import NodeLost, NodeUnreachable, OnePieceError
-from onepiece.limits import DELIVERY_PATIENCE_SECONDS
+from onepiece.limits import DELIVERY_PATIENCE_SECONDS, LOSSES_PER_MESSAGE_MAX
 from onepiece.messages import KIND_RESULT, KIND_STAGE_INPUT, STORE_REGION, RequestErrored, with_attempt
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_targets import StoreTarget, Target
@@ -30,13 +30,17 @@ class Letter:
     """A message and where it goes.
 
     ``attempt`` is the round of the request's owner that it belongs to (``StageProgress.advance``);
-    ``on_taken`` is called once the target's ring has handed it over.
+    ``on_taken`` is called once the target's ring has handed it over; ``losses`` counts the nodes that were
+    lost before that was seen. ``is_wanted`` says whether it is worth being sent again after a loss: not if
+    the request has ended meanwhile.
     """
 
     target: Target
     parts: Sequence[Bytes]
     attempt: int = 1
     on_taken: Callable[[], None] | None = None
+    is_wanted: Callable[[], bool] = lambda: True
+    losses: int = 0
 
 
 @define(eq=False)
@@ -94,7 +98,7 @@ class ResultDeliver:
 
     async def _send_to(self, place: "_Place", letter: Letter) -> None:
         async def on_lost() -> None:
-            await self._send_again(letter)
+            await self._send_again(evolve(letter, losses=letter.losses + 1))
 
         self._under_way[place.actor_id] += 1
         try:
@@ -111,7 +115,11 @@ class ResultDeliver:
     async def _send_again(self, letter: Letter) -> None:
         """A message was lost with its ring before anybody took it: send it elsewhere."""
         target = letter.target
+        if not letter.is_wanted():
+            return
         try:
+            if letter.losses > LOSSES_PER_MESSAGE_MAX:
+                raise self._deadly(letter)
             await self.send(letter)
         except OnePieceError as error:
             stage = None if isinstance(target, StoreTarget) else target.header.node
@@ -145,6 +153,14 @@ class ResultDeliver:
         """An actor for a message that may go to any; None if none takes work."""
         self._turn += 1
         return self.env.routes.table.pick(stage, self._under_way, self._turn)
+
+    def _deadly(self, letter: Letter) -> OnePieceError:
+        uid = letter.target.header.uid
+        return NodeLost(
+            f"{letter.losses} nodes died with a message of request {uid} that they may just have begun to "
+            "work on: it may be what kills them; submit the request again if they died of something else",
+            uid=uid,
+        )
 
     def _undeliverable(self, target: Target, last: OnePieceError | None) -> OnePieceError:
         what = "the result store" if isinstance(target, StoreTarget) else target.stage

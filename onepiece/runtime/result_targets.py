@@ -89,11 +89,16 @@ def targets_of(
         }
         if sources:
             is_retained = all(source.is_retained for source in sources.values())
-            onward = evolve(
-                header,
+            onward = StageInput(
+                uid=header.uid,
+                workflow=header.workflow,
                 node=node.id,
                 source=header.node,
+                owner=header.owner,
+                received_at=header.received_at,
+                deadline_at=header.deadline_at,
                 sent_at=now,
+                joins=header.joins,
                 trail=trail,
                 retained_by=retained_by if is_retained else None,
             )

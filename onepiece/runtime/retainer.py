@@ -36,6 +36,9 @@ class Output:
 _AFTER_TOMBSTONES: Final = 3600.0
 """Names are never used twice, so tombstones serve nobody; time in the spill store stands at 0 else."""
 
+_SENDING_BYTES: Final = 4096
+"""What an output on its way costs beside its own bytes."""
+
 
 class Retainer:
     """The outputs of one node; ``spill`` is None where nothing may be written to disk."""
@@ -47,13 +50,28 @@ class Retainer:
         self._spill = spill
         self._tasks = tasks
         self._room = Signal()
+        self._sending_bytes = 0
+        """Of all outputs on their way: until they have arrived they lie in memory, also if spilled."""
         self._targets: dict[OutputKey, Target] = {}
         self._names: dict[OutputKey, str] = {}
         self._serial = itertools.count()
 
     async def room(self) -> None:
         """Wait until stages may take new work."""
-        await self._room.wait_for(lambda: self._table.has_room)
+        await self._room.wait_for(self._has_room)
+
+    def _has_room(self) -> bool:
+        is_idle = self._sending_bytes == 0
+        return self._table.has_room and (is_idle or self._sending_bytes < self._table.memory_bytes_max)
+
+    def sending(self, length: int) -> None:
+        """An output of so many bytes is on its way, retained or not; as many are ``sent`` later."""
+        self._sending_bytes += length + _SENDING_BYTES
+
+    def sent(self, length: int) -> None:
+        """It has arrived, or was given up."""
+        self._sending_bytes -= length + _SENDING_BYTES
+        self._room.notify()
 
     async def emptied(self) -> None:
         """Wait until nothing is retained: everything computed here is done with, elsewhere."""
@@ -104,6 +122,10 @@ class Retainer:
         """The graph nodes of a request whose outputs are held."""
         return self._table.sources_of(uid)
 
+    def holds(self, key: OutputKey) -> bool:
+        """Whether an output is held."""
+        return self._table.find(key) is not None
+
     def targets_of(self, uid: str, source: str) -> list[OutputKey]:
         """The outputs of one graph node of a request that are held."""
         return [key for key in self._table.keys_of(uid) if key.source == source]
@@ -122,13 +144,14 @@ class Retainer:
             return output
         assert place is Place.DISK
         assert self._spill is not None
+        target = self._targets[key]
         try:
             pieces = [piece async for piece in self._spill.read(self._names[key])]
         except (OnePieceError, KeyError) as error:
             get_logger().error("retained_output_unreadable", output=str(key), error=str(error))
             self.release(key)
             return None
-        return Output(self._targets[key], pieces)
+        return Output(target, pieces) if self.holds(key) else None  # it may have been let go of meanwhile
 
     def _forget(self, keys: Sequence[OutputKey], effects: Sequence[RetentionEffect]) -> None:
         for key in keys:

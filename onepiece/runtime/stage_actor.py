@@ -16,12 +16,15 @@ it holds, and unloads (the rest of ``setup``).
        |                      +----- a stage task left the stage dirty, or its process died: LOADING
        +-- setup raised --> FAILED (stays, so that the manager learns why)
 
+A worker does not wait until its output has been sent: while the next inbox is full it goes on with this
+one, as far as the node's memory for outputs allows (``Retainer.room``).
+
 Cancelling ``run`` stops at once: what is queued or runs is lost with the inbox.
 """
 
 import asyncio
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from attrs import define, evolve, field, frozen
@@ -45,13 +48,14 @@ from onepiece.messages import (
     StageReport,
 )
 from onepiece.requests import EventKind
+from onepiece.runtime.checkpoints import keep_outputs
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.intake import Intake
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import RequestScheduler, StageTask
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
-from onepiece.runtime.result_targets import Target, targets_of
+from onepiece.runtime.result_targets import StageTarget, Target, targets_of
 from onepiece.runtime.signal import Signal
 from onepiece.runtime.stage_reporter import StageReporter
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
@@ -59,6 +63,7 @@ from onepiece.stage import Stage
 from transports import Geometry, Receiver
 
 _SLOTS: Final = 1024
+_CHECKPOINT: Final = "@checkpoint"
 
 
 @define(eq=False)
@@ -75,6 +80,11 @@ class _Shipment:
     targets: Mapping[str, Target]
     packed: Mapping[str, Packed]
     report: StageReport
+
+    @property
+    def length(self) -> int:
+        """Bytes of all messages."""
+        return sum(packed.length for packed in self.packed.values())
 
 
 @define(eq=False)
@@ -94,6 +104,8 @@ class StageActor:
     _reporter: StageReporter = field(init=False)
     _leaving: int = 0
     """Stage tasks whose outputs are just being sent."""
+    _computed: set[tuple[str, str]] = field(factory=set)
+    """Stage tasks that have run and are about to be sent on; as good as running to whoever asks."""
     _is_ending: bool = False
     _work: Signal = field(factory=Signal)
     _drain: asyncio.Event = field(factory=asyncio.Event)
@@ -113,7 +125,7 @@ class StageActor:
             self._scheduler,
             self._reporter,
             self._work,
-            is_running=lambda uid, node: (uid, node) in self._running,
+            is_running=lambda uid, node: (uid, node) in self._running or (uid, node) in self._computed,
             unusable=lambda: self._not_loaded() if self.state is ActorState.FAILED else None,
         )
 
@@ -292,7 +304,7 @@ class StageActor:
             if stage_task is None:
                 continue  # another worker was quicker, or the stage is being loaded anew
             loaded = self._loaded
-            if await self._execute(stage_task, deliver):
+            if await self._execute(stage_task, deliver, tasks):
                 await self._load_anew(loaded, tasks)
             self._work.notify()
 
@@ -300,8 +312,8 @@ class StageActor:
         is_loaded = self._loaded is not None and not self._loaded.is_broken and not self._reload.locked()
         return is_loaded and self._scheduler.queued > 0
 
-    async def _execute(self, stage_task: StageTask, deliver: ResultDeliver) -> bool:
-        """Run a stage task and send what comes out; says whether it left the stage dirty."""
+    async def _execute(self, stage_task: StageTask, deliver: ResultDeliver, tasks: asyncio.TaskGroup) -> bool:
+        """Run a stage task and have sent what comes out; says whether it left the stage dirty."""
         header = stage_task.header
         context = self._context(header.uid, header.deadline_at, stage_task.node, header, stage_task.attempt)
         started_at = self.env.now()
@@ -326,36 +338,81 @@ class StageActor:
             if not self._is_ending:  # that is not the request's fault, which goes on elsewhere
                 self._reporter.broke(header, outcome.error)
             return outcome.is_dirty
-        self._leaving += 1
-        try:
-            await self._send_on(stage_task, outcome.shipment, deliver)
-        except OnePieceError as error:
-            self._reporter.broke(header, error)
-        finally:
-            self._leaving -= 1
+        self._ship(stage_task, outcome.shipment, deliver, tasks)
         return False
 
-    async def _send_on(self, stage_task: StageTask, shipment: "_Shipment", deliver: ResultDeliver) -> None:
-        """Retain the outputs, send them, and tell those who retain the inputs once all are taken."""
-        untaken = set(shipment.targets)
+    def _ship(
+        self, stage_task: StageTask, shipment: "_Shipment", deliver: ResultDeliver, tasks: asyncio.TaskGroup
+    ) -> None:
+        """Have the outputs sent, while the worker goes on.
 
-        def on_taken(name: str) -> None:
-            untaken.discard(name)
-            if not untaken:
+        One that waited for room in another inbox would not empty this one: where the ways of requests cross,
+        or lead back here, each could wait for the other for ever. ``Retainer.room`` is the bound.
+        """
+        key = (stage_task.uid, stage_task.node)
+
+        async def ship() -> None:
+            self._computed.discard(key)  # from here on it is done, or runs again
+            try:
+                await self._send_on(stage_task, shipment, deliver)
+            except OnePieceError as error:
+                self._reporter.broke(stage_task.header, error)
+
+        def shipped(_: object) -> None:
+            self._leaving -= 1
+            self.env.retainer.sent(shipment.length)
+            self._work.notify()
+
+        self._leaving += 1
+        self._computed.add(key)
+        self.env.retainer.sending(shipment.length)
+        tasks.create_task(ship(), name=f"send on {key}").add_done_callback(shipped)
+
+    async def _send_on(self, stage_task: StageTask, shipment: "_Shipment", deliver: ResultDeliver) -> None:
+        """Retain the outputs, send them, and tell those who retain the inputs once all are taken.
+
+        Those of a checkpointed stage are kept by store nodes as well, before the stage counts as finished:
+        whoever takes them need not wait for that.
+        """
+        if self._intake.is_stopped(stage_task.uid):
+            return  # it has ended since: what is retained behind that word, nobody would let go of
+        open_ends = set(shipment.targets) | ({_CHECKPOINT} if self.spec.checkpoint else set())
+
+        def settle(name: str) -> None:
+            open_ends.discard(name)
+            if not open_ends:
                 self._consumed(stage_task)
 
         letters = {}
         for name, target in shipment.targets.items():
             packed = shipment.packed[name]
+            letter = Letter(target, packed.parts, stage_task.attempt, functools.partial(settle, name))
             if target.is_retained:
-                self.env.retainer.hold(OutputKey(stage_task.uid, stage_task.node, name), target, packed)
-            taken = functools.partial(on_taken, name)
-            letters[name] = Letter(target, packed.parts, stage_task.attempt, taken)
+                key = OutputKey(stage_task.uid, stage_task.node, name)
+                self.env.retainer.hold(key, target, packed)
+                letter = evolve(letter, is_wanted=functools.partial(self.env.retainer.holds, key))
+            letters[name] = letter
         self._intake.done(stage_task)
-        heading = await deliver.deliver(letters)
-        sent_bytes = sum(packed.length for packed in shipment.packed.values())
-        detail = {**shipment.report.detail, "sent_bytes": sent_bytes}
+        try:
+            async with asyncio.TaskGroup() as sends:
+                if self.spec.checkpoint:
+                    sends.create_task(self._checkpoint(stage_task, shipment, settle))
+                heading = await deliver.deliver(letters)
+        except* OnePieceError as errors:
+            raise errors.exceptions[0] from errors
+        detail = {**shipment.report.detail, "sent_bytes": shipment.length}
         self.env.report(stage_task.header.owner, evolve(shipment.report, detail=detail, heading=heading))
+
+    async def _checkpoint(
+        self, stage_task: StageTask, shipment: "_Shipment", settle: Callable[[str], None]
+    ) -> None:
+        outputs = [
+            (target.header, shipment.packed[name])
+            for name, target in shipment.targets.items()
+            if isinstance(target, StageTarget)  # the result store keeps the rest
+        ]
+        await keep_outputs(self.env, stage_task.uid, outputs, stage_task.attempt)
+        settle(_CHECKPOINT)
 
     def _consumed(self, stage_task: StageTask) -> None:
         for held in stage_task.held.values():

@@ -68,7 +68,7 @@ class Totals:
         match kind:
             case RecordKind.RESULT:
                 self.results += change
-            case RecordKind.ERROR:
+            case RecordKind.ERROR | RecordKind.INTENT:
                 self.errors += change
             case RecordKind.TOMBSTONE:
                 self.tombstones += change

@@ -328,6 +328,7 @@ def _refused(record: StoredRecord, found: StoredRecord | None, *, is_copy: bool)
         return None
     if found.kind is RecordKind.TOMBSTONE:
         return PutOutcome.TOMBSTONED
-    if is_copy and record.version.beats(found.version):
+    decides = is_copy or record.kind is RecordKind.ERROR
+    if decides and record.version.beats(found.version):
         return None
     return PutOutcome.ALREADY

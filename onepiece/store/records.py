@@ -8,7 +8,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from onepiece.codec import register
-from onepiece.core.replication_events import TOMBSTONE, Version
+from onepiece.core.replication_events import ERROR, INTENT, TOMBSTONE, Version
 from onepiece.errors import ConfigError, InvalidInput
 from onepiece.limits import HEADER_BYTES_MAX
 
@@ -93,7 +93,9 @@ class RecordKind(enum.Enum):
     """What stands under a UID."""
 
     RESULT = "result"
-    ERROR = "error"
+    ERROR = ERROR
+    INTENT = INTENT
+    """An error that a request is to end in, unless something else stands; readers do not see it."""
     TOMBSTONE = TOMBSTONE
 
 

@@ -165,9 +165,18 @@ class ResultStore:
         return await self._put_large(record, chunks, now, is_copy=is_copy)
 
     async def put_error(
-        self, uid: str, wire_error: Mapping[str, Any], *, ttl_seconds: float | None = None, now: float
+        self,
+        uid: str,
+        wire_error: Mapping[str, Any],
+        *,
+        is_intent: bool = False,
+        ttl_seconds: float | None = None,
+        now: float,
     ) -> PutOutcome:
         """Store that the request failed, with the error as of ``to_wire``; as durable as a result.
+
+        An intent keeps results out and is no end yet: it is written where nothing stands, and readers do
+        not see it. An error is written over all but a tombstone and an earlier error.
 
         Raises:
             StoreFull: The budget is used up, or the disk is full.
@@ -176,7 +185,8 @@ class ResultStore:
 
         Cancelled: as for ``put``.
         """
-        record = self._record(uid, RecordKind.ERROR, ERROR_CONTENT_TYPE, wire_error, 0, ttl_seconds, now)
+        kind = RecordKind.INTENT if is_intent else RecordKind.ERROR
+        record = self._record(uid, kind, ERROR_CONTENT_TYPE, wire_error, 0, ttl_seconds, now)
         return await self._thread.run(self._database.put, record, (), now)
 
     async def meta(self, uid: str) -> StoredRecord:
@@ -187,9 +197,16 @@ class ResultStore:
             ResultGone: It was purged, or its time to live is over.
             InvalidInput: The UID is unusable.
         """
+        record = await self.standing(uid)
+        if record.kind is RecordKind.INTENT:
+            raise _unknown(uid)
+        return record
+
+    async def standing(self, uid: str) -> StoredRecord:
+        """As ``meta``, but an intent is shown."""
         record = await self._thread.run(self._database.record, uid)
         if record is None:
-            raise UnknownRequest(f"the result store has nothing under {uid}", uid=uid)
+            raise _unknown(uid)
         if record.kind is RecordKind.TOMBSTONE:
             raise _gone(uid, str(record.meta.get("why", "purged")))
         return record
@@ -378,6 +395,10 @@ class ResultStore:
 
     def _reclaim(self) -> int:
         return self._database.reclaim(frozenset(self._being_written))
+
+
+def _unknown(uid: str) -> UnknownRequest:
+    return UnknownRequest(f"the result store has nothing under {uid}", uid=uid)
 
 
 def _gone(uid: str, why: str) -> ResultGone:

@@ -15,7 +15,7 @@ LIMIT_SECONDS = 280.0
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_chaos(tmp_path: Path) -> None:
-    """Killed, stopped and cut-off nodes lose, double or damage no request (faults 3, 20, 25, 39, 55)."""
+    """Killed, stopped and cut-off nodes lose, double or damage no request (faults 3, 20, 25, 55)."""
     found = subprocess.run(
         [
             *(sys.executable, "-m", "simulations", "chaos", "--seconds", f"{SECONDS}", "--rate", "2"),

@@ -165,7 +165,7 @@ def test_input_larger_than_an_inbox_is_refused(narrow: NodeSet) -> None:
 
 @pytest.mark.parametrize("how", ["wait", "report", "block"])
 def test_stage_past_its_timeout(api: Api, how: str) -> None:
-    """Its request fails, however the stage hangs, and the next request runs on the same device (fault 5)."""
+    """Its request fails, however the stage hangs, and the next request runs on the same device."""
     error = api.failed(api.submit("overdue", {"how": how}))
     assert error["error"] == "StageFailed"
     assert "timeout of 0.3 s" in error["message"]

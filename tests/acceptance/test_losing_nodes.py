@@ -65,7 +65,7 @@ def running_stage(api: Api, uid: str) -> str | None:
 
 
 def test_killed_worker(trio: NodeSet) -> None:
-    """Readiness turns red with the reason; its requests finish elsewhere, and the set recovers (fault 33)."""
+    """Readiness turns red and says why; requests finish elsewhere, and the set recovers (faults 3, 33)."""
     api = trio.api()
     victim = worker_of(trio, "slow_to_load")
     uid = next(running_in(api, stage) for stage in CHAIN_STAGES if worker_of(trio, stage) is victim)
@@ -81,7 +81,7 @@ def test_killed_worker(trio: NodeSet) -> None:
 
 
 def test_stage_that_kills_its_process_once(trio: NodeSet) -> None:
-    """A node that its stage takes along costs the request time, not its result (fault 33)."""
+    """A node that its stage takes along costs the request time, not its result."""
     api = trio.api()
     victim = worker_of(trio, "second")
     poison = {"failure": "kill", "failing_stage": "second", "first_attempt_only": True}
@@ -93,7 +93,7 @@ def test_stage_that_kills_its_process_once(trio: NodeSet) -> None:
 
 
 def test_stage_that_kills_each_process(trio: NodeSet) -> None:
-    """An input that kills whatever runs it costs two nodes, and then its own request, not the set."""
+    """What kills whatever runs it costs two nodes, and then its own request, not the set (fault 21)."""
     api = trio.api()
     doomed = list(trio.workers)
     poison = {"failure": "kill", "failing_stage": "second", "seconds": [0.0, 0.5, 0.0]}
@@ -111,7 +111,7 @@ def test_stage_that_kills_each_process(trio: NodeSet) -> None:
 
 
 def test_stopped_worker_joins_anew(trio: NodeSet) -> None:
-    """A node that stood still beyond its lease is expelled when it goes on, and joins anew.
+    """A node that stood still beyond its lease is expelled when it goes on, and joins anew (fault 20).
 
     Its request has gone on elsewhere by then; what it still does for it changes nothing.
     """

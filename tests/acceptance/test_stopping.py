@@ -109,7 +109,7 @@ def test_stage_that_never_returns_cannot_keep_its_node(impatient: NodeSet, failu
 
 
 def test_second_signal_stops_at_once(tmp_path: Path) -> None:
-    """A node that drains for minutes ends at the second signal, with a status of its own."""
+    """A node that drains for minutes ends at the second signal, with a status of its own (fault 127)."""
     with open_set(tmp_path / "set") as a_set:
         a_set.start("--roles", "proxy,manager,store", "--workflow", "stages.synthetic:chain")
         a_set.start_worker("--drain-seconds", "600")
@@ -157,7 +157,7 @@ def test_signal_before_it_is_up(tmp_path: Path) -> None:
 
 
 def test_killed_node_leaves_nothing_for_long(tmp_path: Path) -> None:
-    """The temporary directory of a node that was killed is removed by the next one that starts."""
+    """The directory of a node that was killed is removed by the next one that starts (faults 39, 67)."""
     with open_set(tmp_path / "set") as a_set:
         killed = a_set.start("--devices", "cpu:0=1GiB")
         killed.wait_listening()

@@ -76,7 +76,7 @@ async def bad_line() -> AsyncIterator[tuple[FakeFrontend, BadLine, onepiece.clie
 
 
 async def test_a_lost_reply_of_submit_makes_no_second_request() -> None:
-    """The client sends again with the key that it made, and gets the request that was accepted."""
+    """The client sends again with the key that it made, and gets the accepted request (fault 131)."""
     async with bad_line() as (frontend, line, client):
         line.drop_replies = 2
         handle = await client.submit(echo(text="x"))

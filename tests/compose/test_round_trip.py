@@ -92,7 +92,7 @@ def numpy_views(draw: st.DrawFn) -> "np.ndarray[Any, Any]":
 @example(np.broadcast_to(np.float32(1.5), (7, 9)))
 @settings(deadline=None, max_examples=300)
 def test_numpy_views_arrive_equal_and_no_larger(array: "np.ndarray[Any, Any]") -> None:
-    """Every dtype, byte order, shape and stride: same dtype, shape and bits, and only its elements sent."""
+    """Every dtype, byte order, shape and stride: the same bits, only the elements sent (faults 71, 72)."""
     data = sent(array)
     received = value_from_bytes(data, ARRAY)
     assert isinstance(received, np.ndarray)
@@ -128,7 +128,7 @@ def torch_views(draw: st.DrawFn) -> torch.Tensor:
 @given(torch_views())
 @settings(deadline=None, max_examples=300)
 def test_torch_views_arrive_equal_and_no_larger(tensor: torch.Tensor) -> None:
-    """Every dtype (bf16 and fp8 among them), shape and stride: same bits, and only its elements sent."""
+    """Every dtype (bf16, fp8), shape and stride: same bits, and only its elements sent (faults 71, 72)."""
     data = sent(tensor)
     received = value_from_bytes(data, TORCH)
     assert isinstance(received, torch.Tensor)
@@ -240,7 +240,7 @@ def test_buffers_are_aligned(is_writable: bool) -> None:
 
 
 def test_more_than_two_gib_in_one_tensor() -> None:
-    """Lengths are not cut to 32 bits; neither side copies to find them."""
+    """Lengths are not cut to 32 bits; neither side copies to find them (fault 71)."""
     array = np.zeros((1 << 31) + 4096, np.uint8)  # pages that nobody touches take no memory
     packed = pack(None, {"x": array})
     assert packed.length == sum(memoryview(part).nbytes for part in packed.parts)

@@ -141,7 +141,7 @@ async def test_unusable_directory_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("acknowledged", [1, 5, 20])
 async def test_kill_loses_nothing_acknowledged(tmp_path: Path, acknowledged: int) -> None:
-    """A process killed in the middle of storing leaves at least what it was told is stored."""
+    """A process killed in the middle of storing leaves at least what it was told is stored (fault 35)."""
     epoch, last = await anyio.to_thread.run_sync(_store_until_killed, tmp_path, acknowledged)
     async with open_embedded(tmp_path) as coordinator:
         state = await coordinator.lead()

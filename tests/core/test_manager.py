@@ -207,7 +207,7 @@ def test_state_is_stored_before_what_relies_on_it() -> None:
 
 
 def test_acknowledged_changes_outlive_the_manager() -> None:
-    """After many changes and as many managers, each has all that the ones before acknowledged."""
+    """After many changes and as many managers, each has all that the ones before acknowledged (fault 35)."""
     cluster = Cluster(_CONFIG)
     confirmed = set()
     for n in range(20):
@@ -299,7 +299,7 @@ def test_load_that_never_ends_is_a_failure() -> None:
 
 
 def test_hour_long_load_does_not_touch_membership() -> None:
-    """A node that is heard is a member, however long its models take to load."""
+    """A node that is heard is a member, however long its models take to load (fault 37)."""
     cluster = Cluster(ManagerConfig(placement=PlacementConfig(load_seconds_max=7200.0)))
     cluster.offer(make_workflow("video", make_need("encode", 1)))
     cluster.join(make_node("node-1"))

@@ -48,7 +48,7 @@ def test_a_late_heartbeat_counts_before_the_lease() -> None:
 
 
 def test_nobody_expires_at_start() -> None:
-    """A manager that has heard nobody declares nobody dead, however late it is."""
+    """A manager that has heard nobody declares nobody dead, however late it is (fault 37)."""
     machine = _machine()
     assert machine.next_deadline(0.0) is None
     assert machine.handle(Tick(), 1e9) == []

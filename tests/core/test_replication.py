@@ -112,19 +112,15 @@ def test_holders_are_spread_and_move_little() -> None:
 
 
 def test_versions_are_ordered_alike_everywhere() -> None:
-    """A tombstone beats all else, the earlier of two values the later; nothing beats itself."""
-    tombstone, early, late = (
-        Version("u", TOMBSTONE, 9.0),
-        Version("u", "result", 1.0),
-        Version("u", "error", 2.0),
-    )
-    assert tombstone.beats(early)
-    assert early.beats(late)
-    assert late.beats(None)
-    for version in (tombstone, early, late):
-        assert not version.beats(version)
-        assert not version.beats(tombstone)
-    assert not Version("u", TOMBSTONE, 1.0).beats(tombstone), "tombstones are alike"
+    """A tombstone beats an error, that a value, that an intent; of two of a kind the earlier stands."""
+    kinds = (TOMBSTONE, "error", "result", "intent")
+    best_first = [Version("u", kind, at - rank) for rank, kind in enumerate(kinds) for at in (8.0, 9.0)]
+    for place, version in enumerate(best_first):
+        assert version.beats(None)
+        for other in best_first[: place + 1]:
+            assert not version.beats(other)
+        for other in best_first[place + 1 :]:
+            assert version.beats(other) != (version.kind == other.kind == TOMBSTONE), "tombstones are alike"
 
 
 # --- copies at once ----------------------------------------------------------------------------
@@ -352,7 +348,7 @@ def test_a_page_is_answered_by_what_is_wanted() -> None:
         Version("u2", TOMBSTONE, 5.0),
         Version("u3", "result", 5.0),
         Version("u4", "result", 5.0),
-        Version("u5", "error", 5.0),
+        Version("u5", "intent", 3.0),
     )
     mine = (
         Version("u2", "result", 1.0),

@@ -9,8 +9,11 @@ from onepiece.core.request_events import (
     Accepted,
     Adopted,
     CancelAsked,
+    Effect,
+    EndStands,
     Event,
     Headed,
+    KeepError,
     NodesDied,
     Publish,
     ReleaseRetained,
@@ -33,7 +36,7 @@ from onepiece.core.request_record import (
     RestoreCheckpoint,
     SendInputs,
 )
-from onepiece.errors import OnePieceError, StageFailed, UnknownRequest
+from onepiece.errors import OnePieceError, RequestCancelled, StageFailed, UnknownRequest
 from onepiece.requests import EventKind, RequestState
 
 UID = "request-1"
@@ -42,7 +45,13 @@ PLAN = Plan({"encode": (INPUTS,), "decode": ("encode",)}, "decode")
 
 def table(records_max: int = 100) -> RequestTable:
     """An empty table with small bounds."""
-    return RequestTable(records_max=records_max, events_max=20, keep_seconds=100.0)
+    return RequestTable(
+        records_max=records_max,
+        records_bytes_max=200_000,
+        events_max=20,
+        events_bytes_max=50_000,
+        keep_seconds=100.0,
+    )
 
 
 def accepted(uid: str = UID, deadline_at: float = 60.0, key: str | None = None) -> Accepted:
@@ -53,6 +62,14 @@ def accepted(uid: str = UID, deadline_at: float = 60.0, key: str | None = None) 
 def reported(kind: EventKind, stage: str = "encode", node: str = "n1", **heading: str) -> StageReported:
     """A stage of it said something."""
     return StageReported(UID, kind, stage, node, node, 1.0, {}, heading)
+
+
+def handle_and_keep(requests: RequestTable, event: Event, now: float) -> list[Effect]:
+    """Handle an event, and say of each error that is to be stored that it stands."""
+    effects = requests.handle(event, now)
+    for wanted in [effect for effect in effects if isinstance(effect, KeepError)]:
+        effects += requests.handle(EndStands(wanted.uid, wanted.error), now)
+    return effects
 
 
 def test_request_runs_to_its_result() -> None:
@@ -90,27 +107,118 @@ def test_what_comes_with_the_result_is_told_and_asks_for_nothing() -> None:
     assert told == [EventKind.ACCEPTED, *(report.kind for report in reports), EventKind.FINISHED]
 
 
+ENDS: list[tuple[Event, float, str]] = [
+    (RequestBroke(UID, "encode", "n1", StageFailed("it broke").to_wire()), 1.0, "failed"),
+    (CancelAsked(UID), 1.0, "cancelled"),
+    (Tick(), 60.0, "failed"),
+]
+
+
+@pytest.mark.parametrize(("event", "now", "state"), ENDS, ids=["failure", "cancellation", "deadline"])
+def test_error_is_told_when_it_is_stored(event: Event, now: float, state: str) -> None:
+    """Until then the request has not ended, for anybody: no event, no place given back, work stopped."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    effects = requests.handle(event, now)
+    assert [type(effect) for effect in effects] == [KeepError, StopStages]
+    [wanted] = [effect for effect in effects if isinstance(effect, KeepError)]
+    assert requests.is_live(UID)
+    assert requests.status(UID).error is None
+    for late in (event, CancelAsked(UID), Tick()):
+        assert requests.handle(late, now + 99.0) == []
+    effects = requests.handle(EndStands(UID, wanted.error), now + 100.0)
+    assert [type(effect) for effect in effects] == [Publish, Settled]
+    status = requests.status(UID)
+    assert (status.state.value, status.error, status.finished_at) == (state, wanted.error, now + 100.0)
+    assert [each.kind.value for each in requests.events(UID, -1)] == ["accepted", state]
+    requests.check_invariants()
+
+
+def test_what_stands_is_the_end() -> None:
+    """Where another owner was quicker to store a result, or another error, that is how the request ended."""
+    broke, cancelled = StageFailed("it broke").to_wire(), RequestCancelled("by another owner").to_wire()
+    for first, stands, state in (
+        (CancelAsked(UID), EndStands(UID, None, 10, "video/mp4"), RequestState.FINISHED),
+        (CancelAsked(UID), EndStands(UID, broke), RequestState.FAILED),
+        (Tick(), EndStands(UID, cancelled), RequestState.CANCELLED),
+    ):
+        requests = table()
+        requests.handle(accepted(), 0.0)
+        requests.handle(first, 60.0)
+        effects = requests.handle(stands, 61.0)
+        assert Settled(UID, "clip", state) in effects
+        status = requests.status(UID)
+        assert (status.state, status.error) == (state, stands.error)
+        if stands.error is None:
+            assert (status.result_bytes, status.content_type) == (10, "video/mp4")
+            assert set(status.stages.values()) == {FINISHED}
+        requests.check_invariants()
+
+
+def test_a_result_that_arrives_while_a_request_ends_is_told_when_it_stands() -> None:
+    """One store node has the result, another one may have an error that came first: they say which stands."""
+    for stands, state in (
+        (EndStands(UID, None, 7, "x"), RequestState.FINISHED),
+        (EndStands(UID, RequestCancelled("x").to_wire()), RequestState.CANCELLED),
+    ):
+        requests = table()
+        requests.handle(accepted(), 0.0)
+        requests.handle(CancelAsked(UID), 1.0)
+        assert requests.handle(ResultArrived(UID, 7, "x"), 1.1) == []
+        assert requests.is_live(UID)
+        requests.handle(stands, 1.2)
+        assert requests.status(UID).state is state
+        requests.check_invariants()
+
+
+def test_a_request_that_ends_goes_nowhere() -> None:
+    """While its error is being stored nothing is sent for it, whatever dies; latecomers are to let go."""
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    requests.handle(reported(EventKind.STAGE_STARTED), 1.0)
+    requests.handle(CancelAsked(UID), 2.0)
+    assert requests.handle(NodesDied(frozenset({"n1"})), 2.1) == []
+    assert requests.handle(Headed(UID, {"decode": "n4"}), 2.1) == []
+    done = reported(EventKind.STAGE_FINISHED, node="n2", decode="n3")
+    for _ in range(2):
+        assert requests.handle(done, 2.1) == [ReleaseRetained(UID, frozenset({"n2"}))]
+        requests.handle(EndStands(UID, RequestCancelled("x").to_wire()), 2.2)  # and afterwards, too
+    requests.check_invariants()
+
+
+def test_end_that_another_owner_stored_is_this_ones_end() -> None:
+    """An owner that learns from the stores how its request ended ends it so, and lets go of what is held."""
+    for error in (None, StageFailed("it broke").to_wire()):
+        requests = table()
+        requests.handle(accepted(), 0.0)
+        requests.handle(reported(EventKind.STAGE_STARTED), 0.5)
+        effects = requests.handle(EndStands(UID, error, 10, "video/mp4"), 1.0)
+        assert ReleaseRetained(UID, frozenset({"n1"})) in effects
+        assert not any(isinstance(effect, KeepError) for effect in effects)
+        status = requests.status(UID)
+        assert (status.state.is_final, status.error) == (True, error)
+        requests.check_invariants()
+
+
+def test_owner_after_owner_is_given_up() -> None:
+    """A request that has cost five nodes that owned it is not tried again: it may be what killed them."""
+    for adoptions, is_given_up in ((4, False), (5, True)):
+        requests = table()
+        effects = requests.handle(Adopted(accepted(), 0.0, adoptions, ()), 7.0)
+        errors = [effect.error["error"] for effect in effects if isinstance(effect, KeepError)]
+        assert errors == (["NodeLost"] if is_given_up else [])
+        assert any(isinstance(effect, SendInputs) for effect in effects) != is_given_up
+
+
 def test_first_end_wins() -> None:
     """What arrives after a request has ended changes nothing and tells nobody."""
     requests = table()
     requests.handle(accepted(), 0.0)
-    requests.handle(CancelAsked(UID), 1.0)
-    for late in (ResultArrived(UID, 1, "x"), CancelAsked(UID), NodesDied(frozenset({"n1"})), Tick()):
+    handle_and_keep(requests, CancelAsked(UID), 1.0)
+    stands = EndStands(UID, None, 1, "x")
+    for late in (ResultArrived(UID, 1, "x"), CancelAsked(UID), NodesDied(frozenset({"n1"})), stands, Tick()):
         assert requests.handle(late, 99.0) == []
     assert requests.status(UID).state is RequestState.CANCELLED
-
-
-def test_ended_request_is_told_to_stop() -> None:
-    """A failure, a cancellation and a missed deadline each tell the nodes to drop the request's work."""
-    ends: list[tuple[Event, float]] = [
-        (RequestBroke(UID, "encode", "n1", StageFailed("it broke").to_wire()), 1.0),
-        (CancelAsked(UID), 1.0),
-        (Tick(), 60.0),
-    ]
-    for event, now in ends:
-        requests = table()
-        requests.handle(accepted(), 0.0)
-        assert any(isinstance(effect, StopStages) for effect in requests.handle(event, now))
 
 
 def test_what_is_told_twice_is_one_event() -> None:
@@ -175,7 +283,7 @@ def test_poison_ends_in_stage_failed() -> None:
     requests.handle(accepted(), 0.0)
     for life in ("n1", "n2"):
         requests.handle(reported(EventKind.STAGE_STARTED, node=life), 0.5)
-        requests.handle(NodesDied(frozenset({life})), 1.0)
+        handle_and_keep(requests, NodesDied(frozenset({life})), 1.0)
     error = requests.status(UID).error
     assert error is not None
     assert error["error"] == "StageFailed"
@@ -218,7 +326,7 @@ def test_deadline_names_the_open_stage() -> None:
     requests.handle(reported(EventKind.STAGE_STARTED), 1.0)
     assert requests.next_deadline() == 5.0
     assert requests.handle(Tick(), 4.9) == []
-    requests.handle(Tick(), 5.0)
+    handle_and_keep(requests, Tick(), 5.0)
     error = requests.status(UID).error
     assert error is not None
     assert error["error"] == "DeadlineExceeded"
@@ -230,9 +338,9 @@ def test_key_finds_the_request_while_it_is_known() -> None:
     requests = table(records_max=1)
     requests.handle(accepted("a", key="order-17"), 0.0)
     assert requests.uid_of_key("order-17") == "a"
-    requests.handle(CancelAsked("a"), 1.0)
+    handle_and_keep(requests, CancelAsked("a"), 1.0)
     requests.handle(accepted("b"), 2.0)
-    requests.handle(CancelAsked("b"), 3.0)
+    handle_and_keep(requests, CancelAsked("b"), 3.0)
     assert requests.uid_of_key("order-17") is None
     with pytest.raises(UnknownRequest):
         requests.status("a")
@@ -256,7 +364,7 @@ def test_newest_requests_come_first() -> None:
     requests = table()
     for number in range(5):
         requests.handle(accepted(f"r{number}"), float(number))
-    requests.handle(CancelAsked("r3"), 9.0)
+    handle_and_keep(requests, CancelAsked("r3"), 9.0)
     assert [status.uid for status in requests.statuses(limit=3, state=None)] == ["r4", "r3", "r2"]
     assert [status.uid for status in requests.statuses(limit=9, state="cancelled")] == ["r3"]
 
@@ -279,6 +387,11 @@ EVENTS = st.one_of(
     st.builds(ResultArrived, UIDS, st.just(1), st.just("x")),
     st.builds(RequestBroke, UIDS, STAGES, NODES, st.just(OnePieceError("x").to_wire())),
     st.builds(CancelAsked, UIDS),
+    st.builds(
+        EndStands,
+        UIDS,
+        st.sampled_from([None, OnePieceError("x").to_wire(), RequestCancelled("x").to_wire()]),
+    ),
     st.builds(NodesDied, st.frozensets(NODES)),
     st.builds(Tick),
 )
@@ -286,26 +399,33 @@ EVENTS = st.one_of(
 
 @given(st.lists(EVENTS, max_size=60))
 def test_any_order_of_events_ends_each_request_once(events: list[Event]) -> None:
-    """Whatever comes in whatever order: one final event each; states go back only where a node died."""
+    """Whatever comes in whatever order: one final event each; states go back if a node died (fault 107)."""
     requests = table()
     for uid in ("a", "b", "c"):
         requests.handle(Accepted(uid, "clip", PLAN, 50.0), 0.0)
     order = {PENDING: 0, QUEUED: 1, RUNNING: 2, FINISHED: 3}
     finals: dict[str, int] = {}
     settled: dict[str, int] = {}
-    for now, event in enumerate(events):
-        before = {uid: requests.status(uid).stages for uid in "abc"}
-        for effect in requests.handle(event, float(now)):
+
+    def note(effects: list[Effect]) -> None:
+        for effect in effects:
             if isinstance(effect, Settled):
                 settled[effect.uid] = settled.get(effect.uid, 0) + 1
             if isinstance(effect, Publish) and effect.event.kind.value in {"finished", "failed", "cancelled"}:
                 finals[effect.event.uid] = finals.get(effect.event.uid, 0) + 1
+
+    for now, event in enumerate(events):
+        before = {uid: requests.status(uid).stages for uid in "abc"}
+        note(requests.handle(event, float(now)))
         requests.check_invariants()
         if isinstance(event, NodesDied):
             continue  # what is lost goes back
         for uid in "abc":
             after = requests.status(uid).stages
             assert all(order[after[stage]] >= order[before[uid][stage]] for stage in after)
-    requests.handle(Tick(), 1000.0)
-    assert all(count == 1 for count in finals.values())
+    note(requests.handle(Tick(), 1000.0))
+    for uid in requests.live_uids():
+        note(requests.handle(EndStands(uid, OnePieceError("x").to_wire()), 1000.0))
+    assert requests.live_count() == 0
+    assert finals == dict.fromkeys("abc", 1)
     assert settled == finals

@@ -27,6 +27,7 @@ from onepiece.requests import EventKind
 
 UID = "r"
 CHAIN = Plan({"a": (INPUTS,), "b": ("a",), "c": ("b",)}, "c")
+KEPT = Plan(CHAIN.sources, CHAIN.output, checkpoints=frozenset({"a", "b"}))
 DIAMOND = Plan(
     {"split": (INPUTS,), "left": ("split",), "right": ("split", INPUTS), "merge": ("left", "right")}, "merge"
 )
@@ -103,6 +104,67 @@ def test_checkpoint_stands_in_for_a_dead_retainer() -> None:
     assert progress.advance() == [RestoreCheckpoint(UID, "denoise", "decode", 2)]
 
 
+def test_checkpoint_that_no_store_has_is_made_again() -> None:
+    """When the checkpoint is nowhere its stage runs again; the one of that run is believed in anew."""
+    plan = Plan(CHAIN.sources, CHAIN.output, checkpoints=frozenset({"b"}))
+    progress = progress_of(plan)
+    progress.advance()
+    finish(progress, "a", "n1", b="n2")
+    finish(progress, "b", "n2", c="n3")
+    progress.report("c", EventKind.STAGE_STARTED, "n3")
+    progress.lose_nodes(frozenset({"n2", "n3"}))
+    assert progress.advance() == [RestoreCheckpoint(UID, "b", "c", 2)]
+    progress.lose_checkpoint("b", "c")
+    assert progress.advance() == [Resend(UID, "a", "b", "n1", 3)]
+    finish(progress, "b", "n4", c="n5")
+    progress.lose_nodes(frozenset({"n4", "n5"}))
+    assert progress.advance() == [RestoreCheckpoint(UID, "b", "c", 4)]
+
+
+def test_store_that_dies_while_it_restores_is_replaced() -> None:
+    """A checkpoint on its way from a store node that dies is asked for again; late answers change nothing."""
+    plan = Plan(CHAIN.sources, CHAIN.output, checkpoints=frozenset({"b"}))
+    progress = progress_of(plan)
+    progress.advance()
+    finish(progress, "a", "n1", b="n2")
+    finish(progress, "b", "n2", c="n3")
+    progress.lose_nodes(frozenset({"n2", "n3"}))
+    progress.advance()
+    progress.await_checkpoint("b", "c", "store-1", ())
+    assert progress.advance() == []
+    progress.lose_nodes(frozenset({"store-1"}))
+    assert progress.advance() == [RestoreCheckpoint(UID, "b", "c", 3)]
+    progress.await_checkpoint("b", "c", "store-1", {"store-1"})
+    assert progress.advance() == [RestoreCheckpoint(UID, "b", "c", 4)]
+    progress.head({"c": "n4"}, ())
+    progress.lose_checkpoint("b", "c")
+    assert progress.advance() == [], "what no store had any more is on its way already"
+
+
+def test_unretained_edge_of_a_checkpointed_stage_comes_from_the_store() -> None:
+    """What is retained by no node can still be had from the stores."""
+    edge = frozenset({("b", "c")})
+    progress = progress_of(Plan(CHAIN.sources, CHAIN.output, edge, checkpoints=frozenset({"b"})))
+    progress.advance()
+    finish(progress, "a", "n1", b="n2")
+    finish(progress, "b", "n2", c="n3")
+    progress.lose_nodes(frozenset({"n3"}))
+    assert progress.advance() == [RestoreCheckpoint(UID, "b", "c", 2)]
+    progress.lose_checkpoint("b", "c")
+    assert isinstance(progress.advance(), GivenUp)
+
+
+def test_result_comes_from_no_checkpoint() -> None:
+    """The last stage's output is durable in the result store or nowhere else: it runs again."""
+    progress = progress_of(Plan(CHAIN.sources, CHAIN.output, checkpoints=frozenset({"b", "c"})))
+    progress.advance()
+    finish(progress, "a", "n1", b="n2")
+    finish(progress, "b", "n2", c="n3")
+    finish(progress, "c", "n3")
+    progress.lose_nodes(frozenset({"n2", "n3"}))
+    assert progress.advance() == [RestoreCheckpoint(UID, "b", "c", 2)]
+
+
 def test_unretained_edge_ends_in_a_loss_that_is_named() -> None:
     """What was sent at most once and is lost is given up, with the edge in the reason."""
     plan = Plan(CHAIN.sources, CHAIN.output, unretained=frozenset({("a", "b")}))
@@ -117,7 +179,7 @@ def test_unretained_edge_ends_in_a_loss_that_is_named() -> None:
 
 
 def test_poison_takes_two_nodes_and_no_third() -> None:
-    """A stage that has killed two nodes is not given a third."""
+    """A stage that has killed two nodes is not given a third (fault 21)."""
     progress = progress_of(CHAIN, lives_max=2)
     progress.advance()
     progress.report("a", EventKind.STAGE_STARTED, "n1")
@@ -138,6 +200,16 @@ def test_new_owner_goes_on_from_what_nodes_hold() -> None:
     fresh = progress_of(CHAIN)
     fresh.adopt([Holding("n1", {}, ("a",))], 1)
     assert fresh.advance() == [Resend(UID, "a", "b", "n1", 513)]
+    kept = Plan(CHAIN.sources, CHAIN.output, checkpoints=frozenset({"b"}))
+    stored = progress_of(kept)
+    stored.adopt([Holding("store-1", {}, (), ("b",)), Holding("n1", {}, ("a",))], 1)
+    assert stored.advance() == [RestoreCheckpoint(UID, "b", "c", 513)]
+    ahead = progress_of(kept)
+    ahead.adopt([Holding("store-1", {}, (), ("b",)), Holding("n3", {"c": RUNNING})], 1)
+    assert ahead.advance() == []
+    behind = progress_of(kept)
+    behind.adopt([Holding("n2", {"b": RUNNING}), Holding("store-1", {}, (), ("b",))], 1)
+    assert behind.advance() == []
     nothing = progress_of(CHAIN)
     nothing.adopt([], 1)
     assert nothing.advance() == [SendInputs(UID, "a", 513)]
@@ -171,6 +243,8 @@ class Cluster:
     given_up: GivenUp | None = None
     joins: dict[str, str] = field(factory=dict)
     born: int = 0
+    checkpoints_lost: float = 0.0
+    """How many of the checkpoints that are asked for no store node has."""
     dead: set[str] = field(factory=set)
 
     def start(self, count: int) -> None:
@@ -200,7 +274,12 @@ class Cluster:
                 case SendInputs(target=target):
                     self.send(INPUTS, target, "proxy")
                 case RestoreCheckpoint(source=source, target=target):
-                    self.send(source, target, "proxy")
+                    if self.rng.random() < self.checkpoints_lost:
+                        self.progress.lose_checkpoint(source, target)
+                        self.carry_out(self.progress.advance())
+                    else:
+                        self.progress.await_checkpoint(source, target, "proxy", self.dead)
+                        self.send(source, target, "proxy")
                 case Resend(source=source, target=target, node_id=node_id):
                     node = self.nodes.get(node_id)
                     if node is None:
@@ -293,15 +372,18 @@ class Cluster:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    plan=st.sampled_from([CHAIN, DIAMOND, WIDE]),
+    plan=st.sampled_from([CHAIN, KEPT, DIAMOND, WIDE]),
     seed=st.integers(0, 2**32),
     nodes=st.integers(1, 4),
     deaths=st.integers(0, 6),
+    checkpoints_lost=st.sampled_from([0.0, 0.3, 1.0]),
 )
-def test_request_ends_whatever_nodes_die(plan: Plan, seed: int, nodes: int, deaths: int) -> None:
+def test_request_ends_whatever_nodes_die(
+    plan: Plan, seed: int, nodes: int, deaths: int, checkpoints_lost: float
+) -> None:
     """With nodes dying at any moments, one or several at once, the result is stored in the end."""
     rng = random.Random(seed)
-    cluster = Cluster(plan, rng, progress_of(plan))
+    cluster = Cluster(plan, rng, progress_of(plan), checkpoints_lost=checkpoints_lost)
     cluster.start(nodes)
     left = deaths
     for _ in range(2000):

@@ -38,7 +38,7 @@ from transports import (
 from transports.operations import Chain, CompareAndSwap, Expired
 from transports.testing.forwarding import ForwardingMemory
 
-WORKFLOW = "tests.node.hop_stages:film"
+WORKFLOWS = "tests.node.hop_stages"
 LEASE_SECONDS = 2.4
 HEARTBEAT_SECONDS = 0.2
 WORKERS = tuple(f"worker-{number}" for number in range(1, 7))
@@ -98,6 +98,19 @@ class HopSet:
         assert name is not None
         await self.living.pop(name).die()
 
+    def checkpoint_holders(self) -> list[str]:
+        """The nodes that keep a checkpoint."""
+        kept = {name: living.node.checkpoints for name, living in self.living.items()}
+        return [name for name, store in kept.items() if store is not None and store.owners()]
+
+    async def forget_checkpoints(self) -> None:
+        """What the store nodes keep is lost."""
+        for living in self.living.values():
+            store = living.node.checkpoints
+            for uid in store.owners() if store is not None else ():
+                assert store is not None
+                await store.release(uid, living.node.env.now())
+
     def retained_sources(self) -> set[str]:
         """The graph nodes whose outputs some node retains."""
         nodes = [living.node for living in self.living.values()]
@@ -105,8 +118,8 @@ class HopSet:
 
 
 @asynccontextmanager
-async def open_hop_set(directory: Path, trap: Trap) -> AsyncIterator[HopSet]:
-    """The set, ready; what is left of it ends with the block."""
+async def open_hop_set(directory: Path, trap: Trap, workflow: str = "film") -> AsyncIterator[HopSet]:
+    """The set with one workflow, ready; what is left of it ends with the block."""
     a_set = HopSet({})
     lease: dict[str, Any] = {"lease_seconds": LEASE_SECONDS, "heartbeat_seconds": HEARTBEAT_SECONDS}
     async with asyncio.TaskGroup() as tasks:
@@ -129,7 +142,8 @@ async def open_hop_set(directory: Path, trap: Trap) -> AsyncIterator[HopSet]:
             a_set.living[name] = Living(await started, task)
             return started.result()
 
-        seed = await start("manager", "manager,store", workflows=(WORKFLOW,), workers=len(WORKERS))
+        workflows = (f"{WORKFLOWS}:{workflow}",)
+        seed = await start("manager", "manager,store", workflows=workflows, workers=len(WORKERS))
         joining = {"join": Address.parse(seed.address)}
         proxies = [await start(name, "proxy,store", **joining) for name in ("proxy-1", "proxy-2")]
         for name in WORKERS:
@@ -189,11 +203,17 @@ def _trap_actors(trap: Trap, patch: pytest.MonkeyPatch) -> None:
             await trap.let_go.wait()
         await take_from(self, *arguments)
 
-    async def trapped_take(self: Intake, *arguments: Any) -> Any:
+    def trapped_take(self: Intake, *arguments: Any) -> None:
+        async def take_later() -> None:
+            await trap.reach("taken")
+            take(self, *arguments)
+
         if self.stage.endswith(f":{trap.target}") and trap.sender is not None and trap.receiver is None:
             trap.receiver = self.env.node_id
-            await trap.reach("taken")
-        return await take(self, *arguments)
+            assert self._tasks is not None
+            self._tasks.create_task(take_later())
+        else:
+            take(self, *arguments)
 
     patch.setattr(StageActor, "_send_on", trapped_send_on)
     patch.setattr(ResultDeliver, "deliver", trapped_deliver)

@@ -32,6 +32,12 @@ async def refine(ctx: StageContext[None], picture: str) -> str:
     return f"{picture}, refined"
 
 
+@stage(isolation="loop", instances=2, checkpoint=True, name="refine")
+async def refine_kept(ctx: StageContext[None], picture: str) -> str:
+    """The same, and store nodes keep what it sends."""
+    return await refine.function(ctx, picture)
+
+
 @stage(isolation="loop", instances=2)
 async def render(ctx: StageContext[None], picture: str) -> str:
     """The stage that receives over the hop."""
@@ -43,3 +49,9 @@ async def render(ctx: StageContext[None], picture: str) -> str:
 def film(text: str) -> str:
     """Three stages in a row."""
     return render(refine(draw(text)))
+
+
+@workflow
+def film_kept(text: str) -> str:
+    """The same with a checkpoint in the middle."""
+    return render(refine_kept(draw(text)))

@@ -32,6 +32,7 @@ class Case:
     render: int = 1
     source: str = "refine"
     target: str = "render"
+    workflow: str = "film"
 
     @property
     def runs(self) -> dict[str, int]:
@@ -39,7 +40,8 @@ class Case:
         return {"draw": self.draw, "refine": self.refine, "render": self.render}
 
     def __str__(self) -> str:
-        return f"{self.source} to {self.target.removeprefix('@')}, {self.moment}, {self.dies} dies"
+        hop = f"{self.source} to {self.target.removeprefix('@')}"
+        return f"{self.workflow}: {hop}, {self.moment}, {self.dies} dies"
 
 
 CASES = (
@@ -62,6 +64,11 @@ CASES = (
     Case("running", "receiver", render=2),
     # Both sides of the edge are gone: draw's output was let go when refine's was taken.
     Case("running", "both", draw=2, refine=2, render=2),
+    # A dead decoder never costs a finished denoise: it comes from the store nodes, if one still has it.
+    Case("running", "both", render=2, workflow="film_kept"),
+    Case("running", "both and a store", render=2, workflow="film_kept"),
+    Case("running", "both and the owner", render=2, workflow="film_kept"),
+    Case("running", "both and every checkpoint", draw=2, refine=2, render=2, workflow="film_kept"),
     # The last hop: into the result store.
     Case("computed", "sender", render=2, source="render", target=STORE),
     Case("retained", "sender", render=2, source="render", target=STORE),
@@ -84,12 +91,25 @@ async def whoever(case: Case, a_set: HopSet, trap: Trap) -> None:
             await a_set.die(trap.sender)
         case "receiver":
             await a_set.die(trap.receiver or _receiver(a_set, trap))
-        case "both":
+        case "both" | "both and a store" | "both and the owner" | "both and every checkpoint":
             await until(lambda: "draw" not in a_set.retained_sources())
+            await also(case, a_set)
             await a_set.die(trap.sender)
             await a_set.die(trap.receiver)
         case "owner":
             await a_set.die("proxy-1")
+
+
+async def also(case: Case, a_set: HopSet) -> None:
+    """Who or what is lost besides the two nodes of the hop."""
+    match case.dies:
+        case "both and a store":
+            assert len(a_set.checkpoint_holders()) == 2, "the inputs were let go before all copies were there"
+            await a_set.die(next(name for name in a_set.checkpoint_holders() if name != "manager"))
+        case "both and the owner":
+            await a_set.die("proxy-1")
+        case "both and every checkpoint":
+            await a_set.forget_checkpoints()
 
 
 def _receiver(a_set: HopSet, trap: Trap) -> str:
@@ -104,9 +124,9 @@ def _receiver(a_set: HopSet, trap: Trap) -> str:
     )
 
 
-async def result_of(client: Client, key: str) -> str:
+async def result_of(client: Client, workflow: str, key: str) -> str:
     """Submit, again with the same key if the proxy dies meanwhile, and wait for the result."""
-    handle = await client.submit("film", {"text": "ahoy"}, timeout=REQUEST_SECONDS, key=key)
+    handle = await client.submit(workflow, {"text": "ahoy"}, timeout=REQUEST_SECONDS, key=key)
     result: str = await handle.result()
     return result
 
@@ -119,17 +139,17 @@ async def test_death_at_each_moment_of_a_hop(
     """The request finishes, with the right result; no stage runs more often than what was lost asks for."""
     trap = Trap(case.moment, case.source, case.target)
     set_trap(trap, monkeypatch)
-    async with open_hop_set(tmp_path, trap) as a_set:
+    async with open_hop_set(tmp_path, trap, case.workflow) as a_set:
         urls = [a_set.living[name].node.http for name in ("proxy-1", "proxy-2")]
         async with onepiece.connect(",".join(str(url) for url in urls)) as client:
             async with asyncio.timeout(REQUEST_SECONDS), asyncio.TaskGroup() as tasks:
-                request = tasks.create_task(result_of(client, "order-17"))
+                request = tasks.create_task(result_of(client, case.workflow, "order-17"))
                 await trap.caught.wait()
                 await whoever(case, a_set, trap)
                 trap.let_go.set()
             assert request.result() == "ahoy, drawn, refined, rendered"
             assert dict(hop_stages.runs) == case.runs
             hop_stages.hooks.clear()
-            assert await result_of(client, "order-18") == "ahoy, drawn, refined, rendered", (
-                "rings are blocked"
-            )
+            again = await result_of(client, case.workflow, "order-18")
+            assert again == "ahoy, drawn, refined, rendered", "rings are blocked"
+            await until(lambda: not a_set.checkpoint_holders())

@@ -11,7 +11,7 @@ from tests.node.proxy_set import proxy
 
 
 async def test_overload_is_told_before_the_body_is_read() -> None:
-    """50 MB are announced, none is sent, and the rejection is there; a client that waits may keep them."""
+    """50 MB are announced, none is sent, and the rejection is there; who waits may keep them (fault 83)."""
     async with proxy() as served:
         served.frontend.rejection = Overloaded("17 in flight")
         for extra in ("", "\nExpect: 100-continue"):

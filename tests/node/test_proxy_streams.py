@@ -77,7 +77,7 @@ async def test_a_silent_stream_is_kept_alive() -> None:
 
 
 async def test_leaving_a_stream_cancels_only_where_it_was_asked_for() -> None:
-    """A client that vanishes stops its request if it said so; otherwise the request goes on."""
+    """A client that vanishes stops its request if it said so; otherwise the request goes on (fault 103)."""
     async with proxy() as served:
         asked, not_asked = await served.submit(), await served.submit()
         for uid, query in ((asked, "?cancel_on_disconnect=1"), (not_asked, "")):

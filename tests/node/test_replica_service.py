@@ -15,10 +15,12 @@ from onepiece.errors import StageFailed, StoreFull, UnknownRequest
 from onepiece.ids import new_uid
 from onepiece.messages import KIND_COPY, STORE_REGION
 from onepiece.node.calls import Calls
+from onepiece.node.checkpoint_service import CheckpointService
+from onepiece.node.checkpoint_store import CheckpointStore
 from onepiece.node.copy_messages import CopyInput
 from onepiece.node.result_reader import ResultReader
 from onepiece.node.store_service import StoreService
-from onepiece.store import RequestLog
+from onepiece.store import RequestLog, ResultStore
 from tests.node.store_nodes import CONFIG, OPTIONS, StoreNode, StoreNodes, until
 from tests.store.disks import read_only_disk
 
@@ -291,7 +293,12 @@ async def test_a_result_is_found_before_its_copies_are_made(tmp_path: Path) -> N
             log = await stack.enter_async_context(
                 RequestLog.open(tmp_path / f"{node.route.node_id}-requests")
             )
-            StoreService(node.store, log, node.copies, node.env, node.tasks).attach(node.control)
+            kept = await stack.enter_async_context(
+                ResultStore.open(tmp_path / f"{node.route.node_id}-checkpoints")
+            )
+            checkpoints = CheckpointService(CheckpointStore(kept), node.env, node.tasks)
+            service = StoreService(node.store, log, node.copies, checkpoints, node.env, node.tasks)
+            service.attach(node.control)
         c = nodes[2]
         calls = Calls(c.env)
         calls.answered_by(c.control, *ResultReader.answers)

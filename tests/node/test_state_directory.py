@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from onepiece.errors import ConfigError
-from onepiece.node.state_directory import open_state_directory
+from onepiece.node.state_directory import next_incarnation, open_state_directory
 
 HOLD = """
 import sys
@@ -77,7 +79,7 @@ def test_temporary_directory_goes_with_its_node(temporary: Path) -> None:
 
 
 def test_directory_of_a_living_node_stays(temporary: Path) -> None:
-    """Another node that starts leaves it alone; when its holder was killed the next one removes it."""
+    """A node that starts leaves it alone, and removes it when its holder was killed (faults 39, 67)."""
     holder, held = hold(temporary)
     try:
         with open_state_directory(None) as own:
@@ -88,6 +90,27 @@ def test_directory_of_a_living_node_stays(temporary: Path) -> None:
     assert held.exists(), "who is killed cannot tidy up"
     with open_state_directory(None):
         assert not held.exists()
+
+
+def test_many_killed_holders(temporary: Path) -> None:
+    """Nodes that start at once remove what others left, and not each other's (faults 39, 67)."""
+    holders = [hold(temporary) for _ in range(3)]
+    for holder, held in holders:
+        end(holder)
+        assert held.exists()
+    barrier = threading.Barrier(4, timeout=30)
+
+    def start(_: int) -> None:
+        barrier.wait()
+        with open_state_directory(None) as own:
+            barrier.wait()
+            assert own.exists()
+            assert not any(held.exists() for _, held in holders)
+            barrier.wait()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(start, range(4)))
+    assert list(temporary.iterdir()) == []
 
 
 def test_other_files_stay(temporary: Path) -> None:
@@ -101,3 +124,17 @@ def test_other_files_stay(temporary: Path) -> None:
     assert elsewhere.exists()
     assert (temporary / "onepiece-node-file").exists()
     assert (temporary / "onepiece-node-link").is_symlink()
+
+
+def test_incarnations_grow_also_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    """A node that starts again in its directory is newer than it was, whatever its clock says."""
+    assert next_incarnation(tmp_path, 5000) == 5000
+    assert next_incarnation(tmp_path, 1000) == 5001
+    assert next_incarnation(tmp_path, 9000) == 9000
+
+
+def test_incarnation_without_a_usable_directory(tmp_path: Path) -> None:
+    """A note that cannot be read or written keeps no node from starting: then the clock alone decides."""
+    (tmp_path / "incarnation").write_text("no number")
+    assert next_incarnation(tmp_path, 7) == 7
+    assert next_incarnation(tmp_path / "nowhere", 7) == 7

@@ -349,7 +349,7 @@ def test_a_slot_whose_producer_is_gone_needs_no_lease(inbox: Inbox) -> None:
 
 @pytest.mark.parametrize("damaged", ["payload", "slot"])
 def test_damage_is_never_delivered(inbox: Inbox, damaged: str) -> None:
-    """A flipped bit is waited out, then its session is fenced and sends again."""
+    """A flipped bit is waited out, then its session is fenced and sends again (fault 9)."""
     sender, other = inbox.connect("A"), inbox.connect("B")
     inbox.send(sender, b"damaged")
     inbox.send(other, b"behind")
@@ -364,7 +364,7 @@ def test_damage_is_never_delivered(inbox: Inbox, damaged: str) -> None:
 
 
 def test_late_visible_bytes_are_waited_for(inbox: Inbox) -> None:
-    """A commit word that is seen before its payload does not deliver anything yet."""
+    """A commit word that is seen before its payload does not deliver anything yet (fault 43)."""
     sender = inbox.connect("A")
     sender.held_back = True
     inbox.send(sender, b"payload")
@@ -377,7 +377,7 @@ def test_late_visible_bytes_are_waited_for(inbox: Inbox) -> None:
 
 
 def test_a_commit_word_of_another_generation_is_nothing(inbox: Inbox) -> None:
-    """A producer of an earlier region's generation is not heard."""
+    """A producer of an earlier region's generation is not heard (fault 55)."""
     number, first_number = inbox.consumer.open_session("old")
     producer = Producer(
         SMALL, session=number, generation=GENERATION - 1, first_number=first_number, lease_seconds=1

@@ -149,7 +149,7 @@ async def test_sending_to_nobody_drops_the_message() -> None:
 
 
 async def test_a_queue_that_is_left_frees_its_memory() -> None:
-    """Also when the peer goes while messages wait for it."""
+    """Also when the peer goes while messages wait for it (fault 66)."""
     async with pair() as (left, right):
         while len(left._queue) < 10:
             left.send(left.prepare(IsolatedReturn(1, 0.0), {"value": bytes(100_000)}))
@@ -233,7 +233,7 @@ async def test_shared_memory_that_shrinks_is_an_error() -> None:
 
 
 async def test_receiving_can_be_cancelled_while_a_message_is_taken() -> None:
-    """It is taken to its end, dropped, and its descriptor closed; the next one comes whole."""
+    """It is taken to its end, dropped, and its descriptor closed; the next one comes whole (fault 66)."""
     is_taking, may_go_on = threading.Event(), threading.Event()
 
     def slowly(descriptor: int, length: int) -> memoryview:

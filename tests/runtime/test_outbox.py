@@ -2,7 +2,8 @@
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
@@ -15,10 +16,11 @@ from onepiece.errors import NodeUnreachable, PayloadTooLarge
 from onepiece.messages import KIND_CONTROL, KIND_STAGE_INPUT, Consumed
 from onepiece.runtime.outbox import Outbox, open_outbox
 from tests.runtime.rig import until
-from transports import Address, Geometry, Listener, Options, Receiver, open_receiver, transport_for
+from transports import Address, Geometry, Listener, Options, Receiver, Sender, open_receiver, transport_for
 
 _HOUSES = count()
 RING = Geometry(slot_count=16, payload_bytes=1 << 16, session_count=8)
+SMALL_RING = Geometry(slot_count=8, payload_bytes=1 << 12, session_count=4)
 
 
 @define(eq=False)
@@ -105,7 +107,7 @@ async def test_a_message_is_taken_and_that_is_told() -> None:
 
 
 async def test_a_message_that_is_lost_is_told() -> None:
-    """With its ring, before anybody took it; one that was taken is not."""
+    """With its ring, before anybody took it; one that was taken is not (fault 29)."""
     async with pair() as (outbox, peer):
         told: list[str] = []
 
@@ -217,6 +219,37 @@ async def test_messages_to_oneself_need_no_ring() -> None:
         assert heard == [consumed(1)]
 
 
+async def test_peers_that_die_leave_nothing() -> None:
+    """A thousand die with messages they had not taken: each is told as lost, and no link stays (fault 51)."""
+    lost: list[int] = []
+
+    def on_lost(number: int) -> Callable[[], Coroutine[Any, Any, None]]:
+        async def note() -> None:
+            lost.append(number)
+
+        return note
+
+    async with pair() as (outbox, peer):
+        tasks, held = len(asyncio.all_tasks()), senders()
+        for number in range(1000):
+            async with open_receiver(peer.listener, f"actor/{number}", SMALL_RING) as receiver:
+                address = str(receiver.address)
+                await outbox.send(address, [b"never taken"], kind=KIND_STAGE_INPUT, on_lost=on_lost(number))
+                outbox.post(address, consumed(number))
+                outbox.post(address, consumed(number), lingers=True)
+        await until(lambda: len(lost) == 1000)
+        await until(lambda: len(asyncio.all_tasks()) == tasks)
+        assert sorted(lost) == list(range(1000))
+        assert outbox._links == {}
+        assert senders() == held
+
+
+def senders() -> int:
+    """Those that are still referred to."""
+    gc.collect()
+    return sum(issubclass(type(each), Sender) for each in gc.get_objects())
+
+
 async def test_flushed_means_taken() -> None:
     """All that was sent is in the consumer's hands: a node may leave then."""
     async with pair() as (outbox, peer), peer.ring(reading=False) as receiver:
@@ -244,3 +277,12 @@ async def test_a_new_life_sends_nothing_of_the_old_one() -> None:
         outbox.forget_all()
         await send(outbox, peer, b"new", on_lost=on_lost)
         assert told == []
+
+
+async def test_a_closing_outbox_opens_no_link() -> None:
+    """Whoever hears in the last moment that a message was taken may want to tell others: too late."""
+    async with pair() as (outbox, peer), peer.ring():
+        await outbox.send(peer.address, [b"one"], kind=KIND_STAGE_INPUT)
+        outbox.drop_all()
+        outbox.post("local://nobody/control", Consumed("u", "a", "b"))
+        assert not outbox._links

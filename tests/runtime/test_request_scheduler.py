@@ -1,5 +1,6 @@
 """RequestScheduler: tasks are complete or wait, run in turn, and give back what they hold just once."""
 
+import itertools
 from collections.abc import Iterable
 
 import pytest
@@ -105,6 +106,21 @@ def test_inputs_wait_for_their_siblings() -> None:
     assert desk.released == ["u/a"]
     stage_task.release()
     assert desk.released == ["u/a", "u/b"]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("abcd")), ids="".join)
+def test_the_order_in_which_siblings_finish_changes_nothing(order: tuple[str, ...]) -> None:
+    """Each parameter gets what its own source put out, whichever of them was first (fault 75)."""
+    node = GraphNode("merge", "m:merge", {source: FromStage(source) for source in "abcd"})
+    desk = Desk()
+    tasks = [
+        desk.add(desk.message("u", node, source, size=10 + ord(source), at=float(turn)), node)
+        for turn, source in enumerate(order)
+    ]
+    assert tasks[:3] == [None] * 3
+    assert tasks[3] is not None
+    values = {name: value for held in tasks[3].held.values() for name, value in held.values.items()}
+    assert {name: len(value) for name, value in values.items()} == {name: 10 + ord(name) for name in "abcd"}
 
 
 def test_a_second_message_of_a_source_changes_nothing() -> None:

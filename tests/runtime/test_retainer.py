@@ -116,6 +116,19 @@ async def test_stages_wait_for_room() -> None:
         await emptying
 
 
+async def test_stages_wait_for_outputs_on_their_way() -> None:
+    """What is being sent lies in memory, retained or not: beyond the memory's bound no work is taken."""
+    async with retainer(None, memory=10_000, everything=1 << 20) as (held, _):
+        held.sending(9000)
+        waiting = asyncio.ensure_future(held.room())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        held.sent(9000)
+        await waiting
+    async with retainer(None, memory=0, everything=1 << 20) as (held, _):
+        await held.room()  # one at a time, where there is no memory to speak of
+
+
 async def test_a_disk_that_refuses_leaves_outputs_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,10 +17,22 @@ from simulations.loop import Process, VirtualLoop, elapse, virtual_loop
 from simulations.sim_disk import SimDisk
 from simulations.sim_network import SILENCE_SECONDS, Network, Weather
 from simulations.sim_transport import SimTransport
-from transports import Address, ConnectFailed, Options, PeerLost, RemoteMemory, TransportError
+from transports import (
+    Address,
+    ConnectFailed,
+    Geometry,
+    Options,
+    PeerLost,
+    RemoteMemory,
+    Sender,
+    TransportError,
+    open_receiver,
+    open_sender,
+)
 from transports.operations import Chain, Write
 from transports.testing.setting import Diary
 
+RING = Address.parse("sim://ringing/ring")
 ADDRESS = Address.parse("sim://owner/region")
 FAIR = evolve(
     Weather.draw(Random(1)),
@@ -62,6 +75,24 @@ class Rig:
             )
             self.view = region.view
             await self.loop.create_future()
+
+    async def receive(self, came: list[bytes]) -> None:
+        """Serve a ring on a host of its own and keep what comes until cancelled."""
+        self.network.host("ringing").process = self.owner
+        transport = SimTransport(self.network, self.network.host("ringing"))
+        async with (
+            transport.listen(RING.region(""), Options()) as listener,
+            open_receiver(listener, "ring", Geometry(8, 1 << 12, 4), clock=self.loop.time) as receiver,
+        ):
+            while True:
+                delivery = await receiver.receive()
+                came.append(bytes(delivery.payload))
+                receiver.release(delivery)
+
+    def sender(self) -> AbstractAsyncContextManager[Sender]:
+        """A way into that ring."""
+        transport = SimTransport(self.network, self.network.host("producer"))
+        return open_sender(RING, "a", transport=transport, clock=self.loop.time)
 
     async def connect(self) -> RemoteMemory:
         """Open a session."""
@@ -127,6 +158,44 @@ def test_long_cut_ends_sessions_on_both_sides() -> None:
         await (await rig.connect()).close()
 
     run(work)
+
+
+@pytest.mark.parametrize("cut_seconds", [SILENCE_SECONDS / 2, 3 * SILENCE_SECONDS])
+def test_channel_works_behind_a_cut(cut_seconds: float) -> None:
+    """A cut shorter than the silence only delays; behind a longer one a new link works (fault 47)."""
+
+    async def work(rig: Rig) -> None:
+        came: list[bytes] = []
+        receiving = rig.owner.start(rig.receive(came), "receiver")
+        await elapse(0.1)
+        try:
+            await send_around_a_cut(rig, cut_seconds)
+        finally:
+            receiving.cancel()
+            await asyncio.wait([receiving])
+        assert came[0] == b"before"
+        assert came[-1] == b"behind"
+        assert b"meanwhile" in came or cut_seconds > SILENCE_SECONDS
+        assert len(set(came)) == len(came)
+
+    run(work)
+
+
+async def send_around_a_cut(rig: Rig, cut_seconds: float) -> None:
+    """A message before, amid and behind a cut."""
+    async with rig.sender() as sender:
+        await sender.send(b"before")
+        await sender.drained()
+        rig.network.cut("producer", "ringing")
+        sending = asyncio.ensure_future(sender.send(b"meanwhile"))
+        await elapse(cut_seconds)
+        rig.network.heal("producer", "ringing")
+        with nullcontext() if cut_seconds < SILENCE_SECONDS else suppress(PeerLost):
+            await sending
+            await sender.drained()
+    async with rig.sender() as sender:  # under the same identity
+        await sender.send(b"behind")
+        await sender.drained()
 
 
 @pytest.mark.parametrize("silently", [False, True])

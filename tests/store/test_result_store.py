@@ -79,6 +79,24 @@ async def test_a_range_outside_the_value_is_refused(tmp_path: Path) -> None:
             await read_all(store, "u1", 0, -1)
 
 
+async def test_an_intent_keeps_results_out_and_is_no_end(tmp_path: Path) -> None:
+    """Readers do not see what is only intended; an error is written over it, and over a value."""
+    error = StageFailed("it broke").to_wire()
+    async with ResultStore.open(tmp_path, SMALL) as store:
+        assert await store.put_error("u1", error, is_intent=True, now=NOW) is PutOutcome.STORED
+        assert (await store.standing("u1")).meta == error
+        with pytest.raises(UnknownRequest):
+            await store.meta("u1")
+        with pytest.raises(UnknownRequest):
+            [piece async for piece in store.read("u1")]
+        assert await store.put("u1", [b"late"], content_type="x", now=NOW) is PutOutcome.ALREADY
+        assert await store.put_error("u1", error, now=NOW) is PutOutcome.REPLACED
+        with pytest.raises(StageFailed):
+            [piece async for piece in store.read("u1")]
+        await store.put("u2", [b"of a node that was away"], content_type="x", now=NOW)
+        assert await store.put_error("u2", error, now=NOW + 1) is PutOutcome.REPLACED
+
+
 @pytest.mark.parametrize("length", [10, 40_000])
 async def test_the_first_writer_wins(tmp_path: Path, length: int) -> None:
     """A second put of a UID changes nothing, whatever its size, and gives its bytes back."""
@@ -86,7 +104,8 @@ async def test_the_first_writer_wins(tmp_path: Path, length: int) -> None:
         await store.put("u1", [b"first"], content_type="x", now=NOW)
         in_use = (await store.stats()).bytes_in_use
         assert await store.put("u1", [bytes(length)], content_type="y", now=NOW) is PutOutcome.ALREADY
-        assert await store.put_error("u1", StageFailed("late").to_wire(), now=NOW) is PutOutcome.ALREADY
+        late = StageFailed("late").to_wire()
+        assert await store.put_error("u1", late, is_intent=True, now=NOW) is PutOutcome.ALREADY
         assert await read_all(store, "u1") == b"first"
         assert (await store.stats()).bytes_in_use == in_use
 

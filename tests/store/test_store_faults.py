@@ -255,7 +255,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def test_a_dead_reader_does_not_make_the_file_grow(tmp_path: Path) -> None:
-    """A tool that read the file and was killed pins no pages: ``expire`` clears its slot.
+    """A tool that read the file and was killed pins no pages: ``expire`` clears its slot (fault 81).
 
     Without that each result's pages stay unused, and the file would reach the sum of all results.
     """

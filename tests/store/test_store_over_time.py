@@ -12,7 +12,7 @@ NOW = 1_000_000.0
 
 
 async def test_one_expired_result_does_not_spoil_a_batch(tmp_path: Path) -> None:
-    """Of results that are fetched at once the expired one is gone, and the others are whole."""
+    """Of results that are fetched at once the expired one is gone, and the others are whole (fault 79)."""
     async with ResultStore.open(tmp_path) as store:
         for number in range(8):
             ttl = 10.0 if number == 3 else 100.0
@@ -30,7 +30,7 @@ async def test_one_expired_result_does_not_spoil_a_batch(tmp_path: Path) -> None
 
 
 async def test_results_that_nobody_fetches_do_not_pile_up(tmp_path: Path) -> None:
-    """An hour of results at a steady rate, none fetched: after their time to live the store stays flat.
+    """An hour of results at a steady rate, none fetched: once they expire the store stays flat (fault 99).
 
     Time is scaled: results live for a minute, and arrive at ten a second.
     """
@@ -55,7 +55,7 @@ async def test_results_that_nobody_fetches_do_not_pile_up(tmp_path: Path) -> Non
 
 
 async def test_a_reader_that_holds_on_bounds_the_file_and_harms_nobody_else(tmp_path: Path) -> None:
-    """While a reader pins old pages the file grows to its map, no further.
+    """While a reader pins old pages the file grows to its map, no further (fault 81).
 
     Puts are then refused by name; when the reader ends, they are taken again.
     """

@@ -94,6 +94,42 @@ async def any_length_arrives_whole(setting: Setting) -> None:
         assert sender.undelivered() == []
 
 
+async def messages_are_delivered_to_whoever_asks(setting: Setting) -> None:
+    """Messages go to ``take`` in order, those that came before too, until it is cancelled or raises."""
+    taken: list[bytes] = []
+    done = asyncio.Event()
+    count = 200
+
+    async with inbox(setting) as box, box.sender("a") as sender:
+
+        def take(delivery: Delivery) -> None:
+            taken.append(bytes(delivery.payload))
+            box.receiver.release(delivery)
+            if len(taken) == count:
+                done.set()
+            if delivery.kind == 1:
+                raise ValueError("this one is not wanted")
+
+        await sender.send(b"0")
+        delivering = asyncio.ensure_future(box.receiver.deliver_to(take))
+        for number in range(1, count):
+            await sender.send(str(number).encode())
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await done.wait()
+        assert taken == [str(number).encode() for number in range(count)]
+        assert box.receiver.depth == 0
+        delivering.cancel()
+        await asyncio.wait([delivering])
+        assert delivering.cancelled()
+        await sender.send(b"kept")
+        box.receiver.release(await next_of(box.receiver))
+        delivering = asyncio.ensure_future(box.receiver.deliver_to(take))
+        await sender.send(b"", kind=1)
+        async with asyncio.timeout(LIMIT_SECONDS):
+            await asyncio.wait([delivering])
+        assert isinstance(delivering.exception(), ValueError)
+
+
 async def many_senders_each_in_order(setting: Setting) -> None:
     """Senders that share an inbox much smaller than their traffic: each message once, each in order."""
     senders, messages = 5, 60
@@ -217,7 +253,7 @@ async def close_wakes_who_waits(setting: Setting) -> None:
 
 
 async def cancelled_send_is_whole_or_absent(setting: Setting) -> None:
-    """Sends that are cancelled at any moment leave no half message and no gap."""
+    """Sends that are cancelled at any moment leave no half message and no gap (fault 59)."""
     async with inbox(setting) as box, box.sender("a") as sender:
         received: list[bytes] = []
 
@@ -284,7 +320,7 @@ async def closed_receiver_is_lost_to_senders(setting: Setting) -> None:
 
 
 async def replaced_receiver_is_another_one(setting: Setting) -> None:
-    """A new receiver under the same name knows nothing of before: the sender says PeerLost."""
+    """A new receiver under the same name knows nothing of before: the sender says PeerLost (fault 55)."""
     async with inbox(setting) as box, box.sender("a") as sender:
         await sender.send(b"kept")
         await box.receiver.close()
@@ -314,6 +350,7 @@ async def foreign_hellos_are_refused(setting: Setting) -> None:
 
 CHANNEL_CHECKS: Final[tuple[Check, ...]] = (
     any_length_arrives_whole,
+    messages_are_delivered_to_whoever_asks,
     many_senders_each_in_order,
     many_tasks_share_a_sender,
     full_is_seen_and_nothing_is_overwritten,

@@ -55,7 +55,7 @@ async def _traffic(
 
 
 async def shuffled_pieces_are_whole(setting: Setting) -> None:
-    """Writes that land in pieces of 64 bytes in any order are never seen half."""
+    """Writes that land in pieces of 64 bytes in any order are never seen half (fault 43)."""
     await _traffic(setting, Faults(random.Random(1), shuffle_pieces=True), 60)  # noqa: S311  # a schedule
 
 

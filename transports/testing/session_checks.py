@@ -183,7 +183,7 @@ async def nudges_are_not_missed(setting: Setting) -> None:
 
 
 async def cancelled_call_leaves_the_session_whole(setting: Setting) -> None:
-    """A call that is cancelled while it waits does not disturb the next ones."""
+    """A call that is cancelled while it waits does not disturb the next ones (fault 59)."""
     async with staged(setting, 1 << 20) as stage:
         memory = await stage.connect()
         for _ in range(20):

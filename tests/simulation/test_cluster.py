@@ -1,0 +1,78 @@
+"""The simulated cluster: seeds that have found something, some that have not yet, and that a run repeats."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from simulations.cluster import run_seed
+from simulations.sim_plan import Plan
+
+ROOT: Final = Path(__file__).parents[2]
+SEEDS: Final = Path(__file__).with_name("seeds.txt")
+FRESH: Final = 1_000_000
+"""Of a range that nobody has been through."""
+
+
+def simulate(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command; in a process of its own, since it pins the order of sets."""
+    return subprocess.run(
+        [sys.executable, "-m", "simulations", "cluster", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def seed_lines() -> list[str]:
+    """The lines of the file of seeds that name one."""
+    lines = SEEDS.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_seeds_are_named_once_with_what_they_found() -> None:
+    """Each line is a seed and words; no seed is there twice."""
+    seeds = [line.split(maxsplit=1) for line in seed_lines()]
+    assert seeds
+    assert all(len(words) == 2 and words[0].isdigit() for words in seeds)
+    assert len({words[0] for words in seeds}) == len(seeds)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_seeds_have_found_stays_mended() -> None:
+    """No seed that once showed a broken promise shows one now."""
+    done = simulate("--seeds-from", str(SEEDS))
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_some_seeds_hold() -> None:
+    """Neither a few of the seeds that everything was tried on hold, nor only those."""
+    done = simulate("--seed", str(FRESH), "--seeds", "6")
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_seed_is_the_same_run_each_time() -> None:
+    """What is told of a run, and the hash over all that was sent, is the same byte for byte."""
+    once, again = (simulate("--seed", "11", "--verbose", "--requests", "8").stdout for _ in range(2))
+    assert once == again
+    assert once.startswith("commit ")
+    assert len(once.splitlines()) > 20
+    other = simulate("--seed", "12", "--verbose", "--requests", "8").stdout
+    assert other != once
+
+
+def test_a_broken_promise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in which two results differ is no success: its check can fail, and says for which request."""
+    monkeypatch.setattr("simulations.sim_clients.expected", lambda *_: "another digest")
+    report = run_seed(Plan.draw(3, nodes=3, requests=4).without_faults())
+    assert any("must be another digest" in problem for problem in report.problems)

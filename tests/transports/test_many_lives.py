@@ -1,0 +1,79 @@
+"""Transports, sessions and peers that come and go by the hundred: nothing of them stays."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Final
+
+import pytest
+
+from tests.runtime.rig import descriptors
+from transports import Address, Geometry, open_receiver, open_sender
+from transports.local import LocalTransport
+from transports.memory import RemoteMemory
+from transports.operations import Chain, Write
+from transports.tcp import TcpTransport
+from transports.testing import Setting, until
+from transports.testing.setting import staged
+
+LIVES: Final = 300
+SMALL: Final = Geometry(slot_count=8, payload_bytes=1 << 12, session_count=4)
+_NAMES = count()
+
+
+@pytest.fixture(params=["local", "tcp"])
+def setting(request: pytest.FixtureRequest) -> Setting:
+    """Each transport in turn."""
+    if request.param == "tcp":
+        return Setting(TcpTransport(), Address.parse("tcp://127.0.0.1:0"))
+    return Setting(LocalTransport(), Address.parse(f"local://lives-{next(_NAMES)}"))
+
+
+def memories() -> int:
+    """Sessions that are still referred to."""
+    gc.collect()
+    return sum(issubclass(type(each), RemoteMemory) for each in gc.get_objects())
+
+
+@asynccontextmanager
+async def nothing_stays() -> AsyncIterator[None]:
+    """Behind the block there are no more sessions, tasks and descriptors than before."""
+
+    def there() -> tuple[int, int, set[str]]:
+        return len(asyncio.all_tasks()), memories(), descriptors()
+
+    before = there()
+    yield
+    await until(lambda: there() == before, "the end of all that was opened")
+
+
+async def test_sessions_come_and_go(setting: Setting) -> None:
+    """Closed with writes under way, or orderly: each ends on both sides, its memory is free (fault 65)."""
+    async with nothing_stays(), staged(setting) as stage:
+        async with nothing_stays():
+            for life in range(LIVES):
+                memory = await stage.connect(b"%d" % life)
+                await memory.post(Chain((Write(0, (bytes(1000),)),)))
+                if life % 2:
+                    await memory.flush()
+                await memory.close()
+                await memory.close()
+            del memory
+        await until(lambda: len(stage.diary.lost) == LIVES, "the ends of all sessions")
+        assert stage.diary.lost == list(range(1, LIVES + 1))
+
+
+async def test_transports_come_and_go(setting: Setting) -> None:
+    """Opened, used and closed again and again, in the order in which they depend on each other (fault 65)."""
+    async with nothing_stays():
+        for _ in range(LIVES // 3):
+            async with (
+                setting.transport.listen(setting.address, setting.options) as listener,
+                open_receiver(listener, "actor/7", SMALL) as receiver,
+                open_sender(receiver.address, "a", transport=setting.transport) as sender,
+            ):
+                await sender.send(b"x")
+                receiver.release(await receiver.receive())
+        del listener, receiver, sender
