@@ -56,6 +56,8 @@ class Wire:
     def parse(cls, text: str) -> "Wire":
         """Read what ``str`` wrote; raises ``ProtocolError``."""
         kind, _, detail = text.partition(" ")
+        if not text.isprintable():
+            raise ProtocolError("a wire's name that cannot be printed")
         try:
             return cls(WireKind(kind), detail.removeprefix("(").removesuffix(")"))
         except ValueError as error:

@@ -9,7 +9,7 @@ the region's memory out of reach, since nobody can call back what an adapter has
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
 from typing import Final
 
@@ -18,7 +18,7 @@ from attrs import evolve
 from transports import tcp_frames as frames
 from transports._libucp import UcpError
 from transports.address import Address
-from transports.errors import ConnectFailed, PeerLost, ProtocolError, TransportError
+from transports.errors import ConnectFailed, PeerLost, ProtocolError
 from transports.memory import Options
 from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded
 from transports.region_memory import check_span, check_word
@@ -50,7 +50,7 @@ class UcxMemory(TcpMemory):
         self._guards: set[object] = set()
         """Guarded chains that may be on their way to the owner."""
         self._attached = False
-        self._hung_up = asyncio.Event()
+        self._hung_up: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
@@ -143,14 +143,11 @@ class UcxMemory(TcpMemory):
 
     async def close(self) -> None:
         """End the session."""
-        if not self._ending.over():
-            with suppress(TimeoutError, TransportError):
-                async with asyncio.timeout(_PART_SECONDS):
-                    await self._landed()
+        give_up_at = self._loop.time() + _PART_SECONDS
+        while self._flying and not self._ending.over() and self._loop.time() < give_up_at:
+            await self._moved(give_up_at - self._loop.time())
         await super().close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PART_SECONDS):
-                await self._hung_up.wait()
+        await asyncio.wait([self._hung_up], timeout=_PART_SECONDS)
 
     @contextmanager
     def _in_bounds(self) -> Iterator[None]:
@@ -173,17 +170,19 @@ class UcxMemory(TcpMemory):
         await super()._wait_for_room()
         while sum([length for _, length in self._flying.values()]) >= PENDING_BYTES_HIGH:
             await self._moved()
+            self._ending.check()
 
     async def _landed(self) -> None:
         self._ending.check()
         while self._flying:
             await self._moved()
+            self._ending.check()
 
-    async def _moved(self) -> None:
+    async def _moved(self, timeout_seconds: float | None = None) -> None:
+        """Wait until something has landed or the session has ended."""
         if self._room is None:
             self._room = self._loop.create_future()
-        await asyncio.shield(self._room)
-        self._ending.check()
+        await asyncio.wait([self._room], timeout=timeout_seconds)
 
     def _has_landed(self, number: int) -> None:
         del self._flying[number]
@@ -193,7 +192,7 @@ class UcxMemory(TcpMemory):
 
     def lost(self, error: OSError | None) -> None:
         """The connection is gone."""
-        self._hung_up.set()
+        self._is_hung_up()
         super().lost(error)
 
     def _wire_broke(self, error: UcpError) -> None:
@@ -210,7 +209,7 @@ class UcxMemory(TcpMemory):
         if not self._offer.done():
             self._offer.set_exception(self._ending.error())
             self._offer.exception()  # perhaps nobody waits for it yet, or any more
-        if not self._attached or self._flying or self._hung_up.is_set():
+        if not self._attached or self._flying or self._hung_up.done():
             self._cut()
             return
         self.wire.send([frames.frame(Kind.LANDED)])
@@ -219,7 +218,11 @@ class UcxMemory(TcpMemory):
 
     def _cut(self) -> None:
         self.wire.close()
-        self._hung_up.set()
+        self._is_hung_up()
+
+    def _is_hung_up(self) -> None:
+        if not self._hung_up.done():
+            self._hung_up.set_result(None)
 
     def _check(self) -> None:
         super()._check()

@@ -42,12 +42,16 @@ from transports.ucx_producer import UcxMemory
 HERE = Address.parse("ucx://127.0.0.1:0")
 SECRET = Options(secret=b"of this cluster")
 
-try:
-    load()
-except UcpMissingError as missing:
-    needs_libucp = pytest.mark.skip(reason=f"no libucp: {missing}")
-else:
-    needs_libucp = pytest.mark.skipif(False, reason="libucp is there")
+
+def _missing() -> str | None:
+    try:
+        load()
+    except UcpMissingError as missing:
+        return str(missing)
+    return None
+
+
+needs_libucp = pytest.mark.skipif(_missing() is not None, reason=f"no libucp: {_missing()}")
 
 
 @asynccontextmanager
@@ -123,8 +127,9 @@ def test_wires_and_offers_come_back() -> None:
         assert Wire.parse(str(wire)) == wire
     offer = Offer(memory=1 << 40, key=b"key", doorbell=b"d" * 16, worker=b"worker")
     assert Offer.parse(offer.memory, 3, memoryview(offer.to_bytes())) == offer
-    with pytest.raises(ProtocolError):
-        Wire.parse("pigeon")
+    for text in ("pigeon", "", "shm (two\nlines)"):
+        with pytest.raises(ProtocolError):
+            Wire.parse(text)
     with pytest.raises(ProtocolError):
         Offer.parse(0, 100, memoryview(offer.to_bytes()))
     with pytest.raises(ProtocolError):
