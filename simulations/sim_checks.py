@@ -124,6 +124,8 @@ class Checks:
             if node is None:
                 found.append(f"{machine.name} does not run")
                 continue
+            if node.env.routes.are_new:  # for so long it may say that it does not know
+                found.append(f"{machine.name} has just started")
             found += [f"{machine.name} {what}" for what in _left_at(node)]
             if node.proxy is not None:
                 live = node.proxy.owner.table.live_uids()
