@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from onepiece.codec import value_from_bytes
 from onepiece.errors import NotReady, OwnedElsewhere, UnknownRequest
+from onepiece.limits import STORES_RETURN_SECONDS
 from onepiece.node.node import Node
 from onepiece.store import LogEntry, PutOutcome, RecordKind, StoredRecord
 from simulations.loop import VirtualLoop
@@ -41,6 +42,8 @@ class Checks:
         """Disks that hold a result or an error, by UID."""
         self._records: dict[str, dict[SimDisk, None]] = {}
         """Disks that hold the record of a request that has not ended, by UID."""
+        self._knew_at: dict[Node, float] = {}
+        """When each node was first seen to know the set."""
         self._ended: dict[SimDisk, set[str]] = {}
         """Requests that a disk knows to have ended: what it is given of their records it does not keep."""
         for machine in machines:
@@ -124,7 +127,7 @@ class Checks:
             if node is None:
                 found.append(f"{machine.name} does not run")
                 continue
-            if node.env.routes.are_new:  # for so long it may say that it does not know
+            if self._is_new(node):  # for so long it may say that it does not know
                 found.append(f"{machine.name} has just started")
             found += [f"{machine.name} {what}" for what in _left_at(node)]
             if node.proxy is not None:
@@ -134,6 +137,12 @@ class Checks:
             if disks:
                 found.append(f"the record of {uid} is still kept: {self.where(uid)}")
         return found
+
+    def _is_new(self, node: Node) -> bool:
+        """Whether it has known the set for less time than store nodes may take to join."""
+        if not node.env.routes.table.nodes:
+            return True
+        return self._loop.now < self._knew_at.setdefault(node, self._loop.now) + STORES_RETURN_SECONDS
 
     def _name_of(self, disk: SimDisk) -> str:
         return next(machine.name for machine in self._machines if machine.disk is disk)
