@@ -57,7 +57,7 @@ $(VENV)/.set-up: pyproject.toml
 	touch $@
 
 $(VENV)/.set-up-test: $(VENV)/.set-up
-	$(BIN)/pip install --quiet --editable ".[diffusion,bench,test]"
+	$(BIN)/pip install --quiet --editable ".[diffusion,bench,test,ucx]"
 	touch $@
 
 clean:
