@@ -1,10 +1,11 @@
 """The owner of structlog: events with fields, as ``key=value`` lines for people or JSON for machines."""
 
+import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
@@ -49,7 +50,7 @@ def configure(format: Format = "text", level: str = "info", stream: TextIO | Non
             renderers[format],
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(stream or sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Unfailing(stream or sys.stderr))),
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()
@@ -57,6 +58,23 @@ def configure(format: Format = "text", level: str = "info", stream: TextIO | Non
         root.addHandler(_Forward())
     # What libraries find worth an info, each request of a client for example, is for developers.
     root.setLevel("WARNING" if level == "info" else level.upper())
+
+
+class _Unfailing:
+    """A stream whose reader may go, or whose disk may fill up: events are lost then, and the work goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Write as far as that is possible."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Flush as far as that is possible."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 class _Forward(logging.Handler):

@@ -2,14 +2,11 @@
 
 import io
 import json
-import logging
 import random
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
-import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,17 +62,6 @@ def test_node_names_keep_the_host() -> None:
 def stream() -> io.StringIO:
     """Where the log goes."""
     return io.StringIO()
-
-
-@pytest.fixture(autouse=True)
-def default_logging() -> Iterator[None]:
-    """Logging is process-wide: put it back."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    structlog.reset_defaults()
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def test_text_logs_are_fields(stream: io.StringIO) -> None:

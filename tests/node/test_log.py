@@ -1,26 +1,15 @@
 """What a node writes: one line an event, whichever library says it."""
 
+import contextlib
 import io
 import json
 import logging
-from collections.abc import Iterator
+import os
 
 import pytest
-import structlog
 
 from onepiece.errors import ConfigError
 from onepiece.log import configure, get_logger
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """Logging of this process as it was."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    structlog.reset_defaults()
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def test_events_are_lines_of_fields() -> None:
@@ -62,6 +51,24 @@ def test_libraries_write_into_the_same_stream() -> None:
     assert line["message"] == "127.0.0.1:9 was lost"
     assert line["level"] == "warning"
     assert "the cable is out" in line["exception"]
+
+
+@pytest.mark.parametrize("way", ["closed", "reader gone"])
+def test_a_stream_that_takes_no_more_stops_nobody(way: str) -> None:
+    """Whoever logs goes on where ``| head`` has read enough, or the stream was closed (or its disk is full)."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w", encoding="utf-8") as stream:
+        configure("text", "info", stream)
+        get_logger().info("read")
+        assert b"event=read" in os.read(reading, 1000)
+        os.close(reading)
+        if way == "closed":
+            stream.close()
+        for _ in range(2):
+            get_logger().info("lost")
+        configure("text", "info", io.StringIO())
+        with contextlib.suppress(OSError, ValueError):
+            stream.close()
 
 
 def test_unknown_level_or_form() -> None:
