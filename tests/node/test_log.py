@@ -55,7 +55,7 @@ def test_libraries_write_into_the_same_stream() -> None:
 
 @pytest.mark.parametrize("way", ["closed", "reader gone"])
 def test_a_stream_that_takes_no_more_stops_nobody(way: str) -> None:
-    """Whoever logs goes on where ``| head`` has read enough, or the stream was closed (or its disk is full)."""
+    """Whoever logs goes on where ``| head`` has read enough, or the stream was closed."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "w", encoding="utf-8") as stream:
         configure("text", "info", stream)
