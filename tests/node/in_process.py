@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from onepiece.codec import value_from_bytes
+from onepiece.errors import NodeUnreachable, NotReady
 from onepiece.node.node import Node, open_node
 from onepiece.node.options import NodeOptions
 from onepiece.node.parts import NodeParts
@@ -18,6 +20,8 @@ from transports import Address
 READY_SECONDS = 20.0
 DEVICES = ("cpu:0=4GiB",)
 SEED_ROLES = frozenset({"proxy", "manager", "store"})
+
+T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
@@ -65,10 +69,23 @@ async def ended(proxy: ProxyService, uid: str) -> RequestStatus:
     return await proxy.status(uid)
 
 
-async def run(proxy: ProxyService, workflow: str, inputs: Mapping[str, Any], seconds: float) -> Any:
-    """A request's result, or the name of the error that it failed with."""
-    accepted = await proxy.submit(workflow, inputs, timeout_seconds=seconds, key=None)
-    status = await ended(proxy, accepted.uid)
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """What a call comes to, made again as a client does while nobody can answer it."""
+    while True:
+        try:
+            return await call()
+        except (NodeUnreachable, NotReady):
+            await asyncio.sleep(0.05)
+
+
+async def run(
+    proxy: ProxyService, workflow: str, inputs: Mapping[str, Any], seconds: float, key: str | None = None
+) -> Any:
+    """A request's result, or the name of the error that it failed with; patient if it has a key."""
+    accept = partial(proxy.submit, workflow, inputs, timeout_seconds=seconds, key=key)
+    accepted = await (accept() if key is None else patiently(accept))
+    look = partial(ended, proxy, accepted.uid)
+    status = await (look() if key is None else patiently(look))
     if status.state is not RequestState.FINISHED:
         assert status.error is not None
         return status.error["error"]

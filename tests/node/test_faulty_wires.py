@@ -40,7 +40,8 @@ async def test_every_request_ends(name: str, tmp_path: Path) -> None:
 
         async def one(seed: int) -> tuple[Any, str]:
             inputs = check_inputs(graph, {"seed": seed, "payload_bytes": 5000 * seed})
-            return await run(proxy, "diamond", inputs, SECONDS), expected_digest("diamond", 5000 * seed, seed)
+            ended = await run(proxy, "diamond", inputs, SECONDS, key=f"order-{seed}")
+            return ended, expected_digest("diamond", 5000 * seed, seed)
 
         faults.remaining = sound
         async with asyncio.TaskGroup() as tasks:
