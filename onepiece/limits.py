@@ -71,6 +71,8 @@ Nobody but a person waits for a report; what a request waits for never lingers."
 REPORTS_QUEUED_MAX: Final = 4 * KIB
 """Reports that linger for one owner; more of them do not wait any longer."""
 DELIVERY_PATIENCE_SECONDS: Final = 30.0
+REPORT_HEARD_SECONDS: Final = 1.0
+"""How long a stage that may have killed nodes is held back until its request's owner knows that it begins."""
 LOSSES_PER_MESSAGE_MAX: Final = 8
 """Nodes that may die with a message in their ring that nobody saw them take: it may be what kills them."""
 EVENTS_PER_REQUEST_MAX: Final = 512

@@ -76,22 +76,24 @@ class StageInput:
 
 
 _ATTEMPT: Final = Struct("<Q")
+_WAS_LOST: Final = 1 << 63
 
 
-def with_attempt(parts: Sequence[Bytes], attempt: int) -> list[Bytes]:
-    """A packed ``StageInput`` with the attempt that it is sent for.
+def with_attempt(parts: Sequence[Bytes], attempt: int, *, was_lost: bool = False) -> list[Bytes]:
+    """A packed ``StageInput`` with the attempt that it is sent for, and whether a node was lost with it.
 
-    It stands behind the message, not in it: what is retained is sent again as it is.
+    They stand behind the message, not in it: what is retained is sent again as it is.
     """
-    return [*parts, _ATTEMPT.pack(attempt)]
+    return [*parts, _ATTEMPT.pack(attempt | (_WAS_LOST if was_lost else 0))]
 
 
-def split_attempt(payload: memoryview) -> tuple[memoryview, int]:
-    """The packed ``StageInput`` and its attempt; raises ``CodecError`` if there is no room for one."""
+def split_attempt(payload: memoryview) -> tuple[memoryview, int, bool]:
+    """The packed ``StageInput``, its attempt, and whether a node was lost with it; or ``CodecError``."""
     end = len(payload) - _ATTEMPT.size
     if end < 0:
         raise CodecError(f"a stage's input of {len(payload)} bytes is none")
-    return payload[:end], int(_ATTEMPT.unpack(payload[end:])[0])
+    word = int(_ATTEMPT.unpack(payload[end:])[0])
+    return payload[:end], word & ~_WAS_LOST, bool(word & _WAS_LOST)
 
 
 @register

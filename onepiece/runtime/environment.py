@@ -1,6 +1,7 @@
 """What the parts of an actor share: who they are, and the ways to talk to the rest of the set."""
 
 import asyncio
+import contextlib
 import itertools
 import random
 import time
@@ -12,8 +13,9 @@ from typing import Final, Protocol
 from attrs import field, frozen
 
 from onepiece.core.routing import RouteEpoch, RouteTable, life_of, rendezvous
+from onepiece.errors import NodeUnreachable
 from onepiece.graph import WorkflowGraph
-from onepiece.limits import STORES_FORGOTTEN_SECONDS, STORES_RETURN_SECONDS
+from onepiece.limits import REPORT_HEARD_SECONDS, STORES_FORGOTTEN_SECONDS, STORES_RETURN_SECONDS
 from onepiece.messages import CONTROL_REGION, RequestErrored
 from onepiece.runtime.checkpoints import Checkpoints
 from onepiece.runtime.outbox import Outbox
@@ -217,6 +219,12 @@ class Environment:
     def report(self, owner: str, report: Report) -> None:
         """Tell a request's owner how a stage gets on; never waits."""
         self.outbox.report(self.owner_of(report.uid, owner), report)
+
+    async def report_heard(self, owner: str, report: Report) -> None:
+        """As ``report``, but wait until the owner has heard, for ``REPORT_HEARD_SECONDS`` at most."""
+        with contextlib.suppress(NodeUnreachable, TimeoutError):
+            async with asyncio.timeout(REPORT_HEARD_SECONDS):
+                await self.outbox.tell(self.owner_of(report.uid, owner), report)
 
     def break_request(self, owner: str, error: RequestErrored) -> None:
         """Tell a request's owner that it cannot go on."""

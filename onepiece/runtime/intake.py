@@ -130,7 +130,7 @@ class Intake:
     def _held(self, inbox: Receiver, delivery: Delivery) -> Held:
         if delivery.kind != KIND_STAGE_INPUT:
             raise CodecError(f"a message of kind {delivery.kind} came to the inbox of {self.stage}")
-        payload, attempt = split_attempt(delivery.payload)
+        payload, attempt, was_lost = split_attempt(delivery.payload)
         unpacked = unpack(payload, StageInput)
         released = False
 
@@ -140,7 +140,8 @@ class Intake:
                 released = True
                 inbox.release(delivery)
 
-        return Held(unpacked.header, unpacked.values, payload, self.env.now(), attempt, release)
+        is_repeat = was_lost or attempt > 1
+        return Held(unpacked.header, unpacked.values, payload, self.env.now(), attempt, release, is_repeat)
 
     def _take(self, held: Held, graph: WorkflowGraph) -> None:
         """Queue the stage task that this message completes, if it is wanted and does so."""

@@ -248,6 +248,20 @@ class Outbox:
             self.drop(address)
             raise NodeUnreachable(f"{address} cannot be reached: {error}", address=address) from error
 
+    async def tell(self, address: str, message: object) -> None:
+        """Send a control message at once, and wait until it was taken; raises as ``send``.
+
+        Where that is this node itself nobody is waited for. Cancelled: it may have been sent.
+        """
+        handler = self._local.get(address)
+        if handler is not None:
+            asyncio.get_running_loop().call_soon(handler, message)
+            return
+        taken = asyncio.Event()
+        frame = control_frame([encode_control(message)])
+        await self.send(address, frame, kind=KIND_CONTROL, on_taken=taken.set)
+        await taken.wait()
+
     def post(self, address: str, message: object, *, replaces: object = None, lingers: bool = False) -> None:
         """Queue a control message; never waits. It replaces a queued one with the same ``replaces``.
 

@@ -33,6 +33,8 @@ class Held:
     arrived_at: float
     attempt: int
     release: Callable[[], None]
+    is_repeat: bool = False
+    """Something was lost with an earlier sending of it, or of what it was made from."""
     length: int = field(init=False)
     """Bytes of the message; ``payload`` itself is gone once it was released."""
 
@@ -68,6 +70,11 @@ class StageTask:
     def attempt(self) -> int:
         """How often this stage has been given its inputs, as far as its inputs say."""
         return max(held.attempt for held in self.held.values())
+
+    @property
+    def is_repeat(self) -> bool:
+        """Nodes may have died of it."""
+        return any(held.is_repeat for held in self.held.values())
 
     @property
     def received_bytes(self) -> int:
@@ -157,7 +164,9 @@ class RequestScheduler:
         copy = memoryview(bytes(held.payload))
         held.release()
         unpacked = unpack(copy, StageInput)
-        return Held(unpacked.header, unpacked.values, copy, held.arrived_at, held.attempt, _nothing)
+        return Held(
+            unpacked.header, unpacked.values, copy, held.arrived_at, held.attempt, _nothing, held.is_repeat
+        )
 
     def pull(self) -> StageTask | None:
         """The next stage task to run, taking turns between workflows."""

@@ -100,11 +100,14 @@ class ResultDeliver:
         async def on_lost() -> None:
             await self._send_again(evolve(letter, losses=letter.losses + 1))
 
+        parts = letter.parts
+        if place.kind != KIND_RESULT:
+            parts = with_attempt(parts, letter.attempt, was_lost=letter.losses > 0)
         self._under_way[place.actor_id] += 1
         try:
             await self.env.outbox.send(
                 place.address,
-                letter.parts if place.kind == KIND_RESULT else with_attempt(letter.parts, letter.attempt),
+                parts,
                 kind=place.kind,
                 on_lost=on_lost,
                 on_taken=letter.on_taken,

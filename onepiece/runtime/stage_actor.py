@@ -321,14 +321,19 @@ class StageActor:
         def package(value: Any, compute_seconds: float) -> _Shipment:
             return self._package(stage_task, value, started_at, compute_seconds)
 
-        self.env.report(header.owner, self._reporter.report_of(stage_task, started_at))
+        begun = self._reporter.report_of(stage_task, started_at)
+        announce = None
+        if stage_task.is_repeat:  # if it takes this node along as well, that must count
+            announce = functools.partial(self.env.report_heard, header.owner, begun)
+        else:
+            self.env.report(header.owner, begun)
         task = asyncio.current_task()
         assert task is not None
         running = self._running[stage_task.uid, stage_task.node] = _Running(stage_task, context, task)
         try:
             worker = TaskWorker(self.stage, self.threads)
             outcome = await worker.execute(
-                stage_task, context, package, lambda error: self._reporter.broke(header, error)
+                stage_task, context, package, lambda error: self._reporter.broke(header, error), announce
             )
         finally:
             if self._running.get((stage_task.uid, stage_task.node)) is running:

@@ -15,7 +15,7 @@ import asyncio
 import functools
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from attrs import define, field, frozen
@@ -176,8 +176,9 @@ class TaskWorker:
         context: RunningStage,
         package: Package[Shipment],
         on_late: Callable[[OnePieceError], None],
+        announce: Callable[[], Awaitable[None]] | None = None,
     ) -> Outcome[Shipment]:
-        """Run one stage task; never raises but ``CancelledError``.
+        """Run one stage task, behind ``announce``; never raises but ``CancelledError``.
 
         ``on_late`` is called when its time is over: a call that blocks its thread may return much later,
         or never, and until then this does not return either.
@@ -190,6 +191,8 @@ class TaskWorker:
         over = None if bound is None else loop.call_later(bound, self._is_over, context, on_late)
         try:
             async with asyncio.timeout(bound):
+                if announce is not None:
+                    await announce()
                 outcome = await self._run_where_it_belongs(stage_task, context, package)
             return _stopped(context) or outcome
         except TimeoutError:

@@ -110,6 +110,28 @@ def test_stage_that_kills_each_process(trio: NodeSet) -> None:
     assert api.run("chain").digest == expected_digest("chain")
 
 
+def test_stage_that_kills_each_process_at_once(trio: NodeSet) -> None:
+    """One that is dead before anybody hears that it began costs one node more, and is blamed all the same."""
+    api = trio.api()
+    before = set(trio.workers)
+    uid = api.submit("chain", {"failure": "kill", "failing_stage": "second"})
+
+    def ended() -> bool:
+        for worker in before - set(trio.workers):
+            worker.wait_killed()
+        if len(trio.workers) < 2:
+            before.add(trio.start_worker(*WORKER))
+        return api.status(uid)["finished_at"] is not None
+
+    eventually(ended, "it is given up")
+    error = api.failed(uid)
+    assert error["error"] == "StageFailed"
+    assert "the input kills the stage" in error["message"]
+    assert len(before - set(trio.workers)) <= 3
+    trio.wait_ready()
+    assert api.run("chain").digest == expected_digest("chain")
+
+
 def test_stopped_worker_joins_anew(trio: NodeSet) -> None:
     """A node that stood still beyond its lease is expelled when it goes on, and joins anew (fault 20).
 
