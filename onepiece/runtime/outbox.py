@@ -153,6 +153,12 @@ class _Link:
                 self._taken.clear()
                 await self._taken.wait()
             await self.ready.result().drained()
+        self._notice_taken(self.ready.result())
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing waits to be sent, or to be taken; nor will it ever be, where the link has ended."""
+        return self.stop.is_set() or not (self._queue or self._under_way or len(self._reports))
 
     async def serve(self, opening: AbstractAsyncContextManager[Sender]) -> None:
         """Hold the sender open and send what is queued, until told to stop or the peer is lost."""
@@ -293,9 +299,17 @@ class Outbox:
         self._local[address] = handler
 
     async def flushed(self) -> None:
-        """Return when no control message waits and every ring's consumer has taken what was sent."""
-        for link in list(self._links.values()):
-            await link.flushed()
+        """Return when no control message waits and every ring's consumer has taken what was sent.
+
+        What is taken may let another control message begin its way, to whoever retained what it was made
+        from: so links are looked at until all are quiet.
+        """
+        while True:
+            for link in list(self._links.values()):
+                await link.flushed()
+            if all(link.is_quiet for link in self._links.values()):
+                return
+            await asyncio.sleep(0)  # a link whose sender has ended is about to
 
     def drop(self, address: str) -> None:
         """Close the link, for example since its node was declared dead; the next use opens a new one."""

@@ -368,11 +368,11 @@ async def test_the_record_is_kept_until_the_error_is_stored(
         with monkeypatch.context() as patch:
             patch.setattr(ResultStore, "put_error", refusing(StoreFull("the disk is full")))
             assert (await proxy.cancel(accepted.uid)).state is RequestState.CANCELLED
-            trap.let_go.set()
             before = answered[0]
             await until(lambda: answered[0] >= before + 8)
             assert await proxy._records.find(accepted.uid) is not None
         await until(lambda: proxy.owner.is_over(accepted.uid))
         while await proxy._records.find(accepted.uid) is not None:  # noqa: ASYNC110 - it is elsewhere
             await asyncio.sleep(0.01)
+        trap.let_go.set()
         assert (await proxy._results.describe(accepted.uid)).state is RequestState.CANCELLED

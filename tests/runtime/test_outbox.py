@@ -265,6 +265,28 @@ async def test_flushed_means_taken() -> None:
         assert peer.messages == [consumed(1)]
 
 
+async def test_flushed_means_that_what_follows_was_taken_too() -> None:
+    """A message that is taken lets its sender tell who retained what it was made from: that is not lost."""
+    async with pair() as (outbox, peer), peer.ring():
+        other = f"{peer.listener.address}/other"
+        heard: list[bytes] = []
+        async with open_receiver(peer.listener, "other", RING) as retaining:
+            outbox.post(other, consumed(0))  # so that its link is looked at first
+            tell = functools.partial(outbox.post, other, consumed(1), lingers=True)
+            await send(outbox, peer, b"data", on_taken=tell)
+
+            async def read() -> None:
+                while True:
+                    delivery = await retaining.receive()
+                    heard.append(bytes(delivery.payload))
+                    retaining.release(delivery)
+
+            reading = asyncio.ensure_future(read())
+            await outbox.flushed()
+            reading.cancel()
+        assert len(heard) == 2
+
+
 async def test_a_new_life_sends_nothing_of_the_old_one() -> None:
     """Messages that nobody took are not told as lost: they are not to be sent elsewhere either."""
     async with pair() as (outbox, peer), peer.ring(reading=False):
