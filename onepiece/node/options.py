@@ -213,6 +213,11 @@ def read_options(argv: Sequence[str], environment: Mapping[str, str] = os.enviro
     return _checked(found)
 
 
+def is_exposed(options: NodeOptions) -> bool:
+    """Whether anybody in the network could speak to the node as another node does."""
+    return not options.listen.is_loopback and options.secret is None and not options.insecure
+
+
 def _from_file(path: str | None) -> list[tuple[str, Any, str]]:
     if path is None:
         return []
@@ -254,7 +259,7 @@ def _checked(found: dict[str, Any]) -> NodeOptions:
             f"a node with the roles {', '.join(sorted(options.roles))} needs a manager: "
             "name one with --join, or give it the role manager"
         )
-    if not options.listen.is_loopback and options.secret is None and not options.insecure:
+    if is_exposed(options):
         raise ConfigError(
             f"{options.listen} can be reached from other machines, and no secret is set: give every node "
             "the same --secret-file, or say --insecure true on a network you trust"
