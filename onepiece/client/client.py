@@ -160,7 +160,7 @@ class Client:
         return RequestHandle(uid, self._connection, workflow.graph.returns if workflow else None)
 
     async def requests(self, *, limit: int = 100, state: str | None = None) -> Sequence[RequestStatus]:
-        """The latest requests, newest first.
+        """The latest requests of the proxy that answers, since it was started; newest first.
 
         Args:
             limit: How many at most.
