@@ -401,6 +401,37 @@ async def test_a_broken_fetch_goes_on_where_it_broke() -> None:
         assert await the.client.attach(handle.uid).result() == value
 
 
+@pytest.mark.parametrize("key", [5, "", "größe", "a\nb", " k", "k" * 257])
+async def test_what_can_be_no_key_is_named(key: Any) -> None:
+    """Before anything is sent, and as an error of ours."""
+    async with served() as the:
+        with pytest.raises(InvalidInput, match="key"):
+            await the.client.submit(echo(text="x"), key=key)
+        with pytest.raises(InvalidInput, match="timeout"):
+            await the.client.submit(echo(text="x"), timeout="soon")  # type: ignore[call-overload]
+        assert not the.frontend.requests_by_uid
+
+
+async def test_a_closed_client_says_so() -> None:
+    """Both clients, as an error of ours, for whatever is asked of them."""
+    async with served() as the:
+        async with onepiece.connect(the.url) as client:
+            handle = await client.submit(echo(text="x"))
+        with pytest.raises(OnePieceError, match="the client is closed"):
+            await client.submit(echo(text="x"))
+        with pytest.raises(OnePieceError, match="the client is closed"):
+            await handle.status()
+
+        def use() -> None:
+            with onepiece.connect_blocking(the.url) as blocking:
+                handle = blocking.attach("nobody")
+            for call in (blocking.nodes, lambda: blocking.submit(echo(text="x")), handle.status):
+                with pytest.raises(OnePieceError, match="cannot be used here"):
+                    call()
+
+        await anyio.to_thread.run_sync(use)
+
+
 async def test_the_blocking_twin_does_the_same(tmp_path: Path) -> None:
     """Every method, from a thread that has no event loop."""
     async with served(answer=lambda workflow, inputs: f"{inputs['text'].upper()}!") as the:

@@ -1,7 +1,7 @@
 """The proxy's paths, without a socket, with a frontend that the test drives."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -479,3 +479,21 @@ async def test_a_result_that_fits_no_accepted_form_is_refused_and_stays() -> Non
         answer = await served.http.get(path)
         assert answer.headers["Content-Type"] == VALUE_CONTENT_TYPE
         assert value_from_bytes(answer.content).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("value", "accept", "forms"),
+    [
+        ("a text", "application/octet-stream", (VALUE_CONTENT_TYPE, "application/json")),
+        (b"bytes", "video/mp4", (VALUE_CONTENT_TYPE, "application/octet-stream", "application/json")),
+    ],
+)
+async def test_a_refusal_names_every_form_that_there_is(
+    value: Any, accept: str, forms: Sequence[str]
+) -> None:
+    """406 names the stored form and all that the value can be converted to."""
+    async with proxy() as served:
+        uid = await served.submit(prompt="p")
+        served.frontend.finish(uid, value)
+        answer = await served.http.get(f"/v1/requests/{uid}/result", headers={"Accept": accept})
+        refusal(answer, 406, "OnePieceError", " or ".join(forms))
