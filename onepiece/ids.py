@@ -22,6 +22,8 @@ UID_CHARACTERS: Final = 26
 _UID: Final = re.compile(f"[0-7][{_ALPHABET}]{{{UID_CHARACTERS - 1}}}")
 _NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9-]+")
 _HOST_CHARACTERS_MAX: Final = 48
+NODE_NAME_CHARACTERS_MAX: Final = 128
+_NODE_NAME: Final = re.compile(f"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NODE_NAME_CHARACTERS_MAX - 1}}}")
 
 
 def _base32(number: int, characters: int) -> str:
@@ -70,3 +72,8 @@ def new_node_name(host: str, rng: random.Random) -> str:
     """
     readable = _NOT_IN_NAMES.sub("-", host.lower()).strip("-")[:_HOST_CHARACTERS_MAX].rstrip("-")
     return f"{readable or 'node'}-{_base32(rng.getrandbits(25), 5).lower()}"
+
+
+def is_node_name(text: str) -> bool:
+    """Whether a node may have this name: a URL or a file name minds none of its characters."""
+    return _NODE_NAME.fullmatch(text) is not None

@@ -262,6 +262,12 @@ class FrameReader:
         header = Header._make(_HEADER.unpack_from(self._scratch, start))
         bound = self.bounds.get(header.kind)
         if bound is None:
+            if header.kind not in _NAMES:
+                begins = bytes(self._scratch[start : start + HEADER_BYTES])
+                raise ProtocolError(
+                    f"the peer is no OnePiece node, or one of another version: it sent {begins!r}; "
+                    "is this the address that it listens on for nodes?"
+                )
             raise ProtocolError(f"a frame of kind {_name(header.kind)} has no business here")
         if header.body > bound:
             raise ProtocolError(

@@ -155,7 +155,8 @@ def _add_cancel(commands: Any) -> None:
 
 
 def _add_lists(commands: Any) -> None:
-    parser = commands.add_parser("list", help="list the latest requests, newest first")
+    about = "list the latest requests of the proxy that answers, newest first"
+    parser = commands.add_parser("list", help=about)
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument(
         "--state", choices=[state.value for state in RequestState], help="only those in this state"

@@ -19,6 +19,7 @@ from onepiece.cli.columns import bytes_text, columns, seconds_text
 from onepiece.cli.progress import Display, RequestView, display
 from onepiece.client import Client, NodeInfo, RequestHandle, WorkflowInfo
 from onepiece.client.api import event_to_plain, status_to_plain, to_plain
+from onepiece.client.result_file import is_written_through, replaced_by
 from onepiece.errors import ConfigError, OnePieceError, UnknownNode, UnknownWorkflow
 from onepiece.requests import RequestState, RequestStatus
 
@@ -204,12 +205,15 @@ def _check_output(output: str | None) -> None:
     path = Path(output)
     if path.is_dir():
         raise ConfigError(f"--output {output} is a directory: name a file in it")
-    if not path.parent.is_dir():
-        raise ConfigError(
-            f"--output {output}: there is no directory {path.parent}: make it, or name another file"
-        )
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"--output {output}: {path.parent} may not be written to: name another file")
+    if is_written_through(path):
+        if not os.access(path, os.W_OK):
+            raise ConfigError(f"--output {output} may not be written to: name another file")
+        return
+    parent = replaced_by(path).parent
+    if not parent.is_dir():
+        raise ConfigError(f"--output {output}: there is no directory {parent}: make it, or name another file")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"--output {output}: {parent} may not be written to: name another file")
 
 
 def _say_saved(uid: str, path: Path, size: int, *, as_json: bool) -> None:

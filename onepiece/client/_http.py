@@ -162,6 +162,8 @@ class ProxyConnection:
     async def _once(
         self, method: str, url: str, headers: Mapping[str, str] | None, body: Body | None, *, is_owner: bool
     ) -> AsyncIterator[Response]:
+        if self._http.is_closed:
+            raise OnePieceError("the client is closed: use it in the block that opened it")
         content = None if body is None else body()
         try:
             async with self._http.stream(method, url, headers=headers, content=content) as response:

@@ -24,9 +24,15 @@ EVENTS_CONTENT_TYPE: Final = "text/event-stream"
 MULTIPART_CONTENT_TYPE: Final = "multipart/form-data"
 KEY_HEADER: Final = "Idempotency-Key"
 KEY_CHARACTERS_MAX: Final = 256
+KEY_FORM: Final = f"give 1 to {KEY_CHARACTERS_MAX} printable ASCII characters"
 BASE64_KEY: Final = "$base64"
 REQUEST_PART: Final = "request"
 """The multipart field that holds the JSON; every other field is an input."""
+
+
+def is_key(text: str) -> bool:
+    """Whether it can be an idempotency key: a header can hold it."""
+    return text.isascii() and text.isprintable() and 0 < len(text) <= KEY_CHARACTERS_MAX
 
 
 def to_plain(value: Any) -> Any:

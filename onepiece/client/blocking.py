@@ -17,6 +17,7 @@ from onepiece.client._http import ClientOptions
 from onepiece.client.api import NodeInfo, WorkflowInfo
 from onepiece.client.client import Client, connect
 from onepiece.client.handle import RequestHandle
+from onepiece.errors import OnePieceError
 from onepiece.requests import RequestEvent, RequestStatus
 from onepiece.workflow import Workflow, WorkflowCall
 
@@ -82,7 +83,7 @@ class BlockingClient:
                 return await self._client.submit(call, inputs, timeout=timeout, key=key)
             return await self._client.submit(call, timeout=timeout, key=key)
 
-        return BlockingRequestHandle(self._portal.call(submit), self._portal)
+        return BlockingRequestHandle(_call(self._portal, submit), self._portal)
 
     @overload
     def attach(self, uid: str, workflow: Workflow[..., Output]) -> "BlockingRequestHandle[Output]": ...
@@ -163,11 +164,17 @@ class BlockingRequestHandle(Generic[Output]):
             return await anext(events, None)
 
         try:
-            while (event := self._portal.call(next_event)) is not None:
+            while (event := _call(self._portal, next_event)) is not None:
                 yield event
         finally:
             self._portal.call(events.aclose)
 
 
 def _call(portal: BlockingPortal, method: Callable[[], Awaitable[T]]) -> T:
-    return portal.call(method)
+    try:
+        future = portal.start_task_soon(method)
+    except RuntimeError as error:
+        raise OnePieceError(
+            f"the client cannot be used here: {error}; use it in the block that opened it"
+        ) from error
+    return future.result()

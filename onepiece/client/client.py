@@ -11,9 +11,11 @@ from attrs import define, field
 
 from onepiece.client._http import Body, ClientOptions, ProxyConnection, pause
 from onepiece.client.api import (
+    KEY_FORM,
     KEY_HEADER,
     NodeInfo,
     WorkflowInfo,
+    is_key,
     node_from_plain,
     status_from_plain,
     workflow_from_plain,
@@ -122,9 +124,9 @@ class Client:
         packed = _packed(inputs or {})
         query = {"workflow": workflow}
         if timeout is not None:
-            query["timeout_seconds"] = repr(float(timeout))
+            query["timeout_seconds"] = _seconds(timeout)
         headers = {
-            KEY_HEADER: key if key is not None else secrets.token_urlsafe(18),
+            KEY_HEADER: secrets.token_urlsafe(18) if key is None else _checked_key(key),
             "Content-Type": VALUE_CONTENT_TYPE,
             "Content-Length": str(packed.length),
         }
@@ -160,7 +162,7 @@ class Client:
         return RequestHandle(uid, self._connection, workflow.graph.returns if workflow else None)
 
     async def requests(self, *, limit: int = 100, state: str | None = None) -> Sequence[RequestStatus]:
-        """The latest requests, newest first.
+        """The latest requests of the proxy that answers, since it was started; newest first.
 
         Args:
             limit: How many at most.
@@ -234,6 +236,18 @@ class Client:
                 await pause(attempt)
                 attempt += 1
         raise latest or NodeUnreachable(f"{self.url} did not answer within {timeout} seconds", url=self.url)
+
+
+def _seconds(timeout: object) -> str:
+    if not isinstance(timeout, int | float):
+        raise InvalidInput(f"the timeout is {timeout!r}: give seconds", field="timeout_seconds")
+    return repr(float(timeout))
+
+
+def _checked_key(key: object) -> str:
+    if isinstance(key, str) and is_key(key) and key == key.strip():
+        return key
+    raise InvalidInput(f"the key is {repr(key)[:40]}: {KEY_FORM}", field="key")
 
 
 def _packed(inputs: Mapping[str, Any]) -> Packed:

@@ -24,6 +24,7 @@ from onepiece.client.api import (
     status_from_plain,
     strict_json,
 )
+from onepiece.client.result_file import saving
 from onepiece.codec import VALUE_CONTENT_TYPE, WireBytes, WireText, unpack, value_from_bytes
 from onepiece.errors import (
     NodeUnreachable,
@@ -169,7 +170,8 @@ class RequestHandle(Generic[Output]):
         appears when it is whole.
 
         Args:
-            path: The file; replaced if it is there.
+            path: The file; replaced if it is there. A symbolic link is followed. What is no regular file
+                (a named pipe, ``/dev/stdout``) is written to when the whole result is here.
             keep: Leave the result in the store until its time to live is over.
 
         Returns:
@@ -181,9 +183,7 @@ class RequestHandle(Generic[Output]):
 
         Cancelled: the request goes on, its result stays, and no file is left.
         """
-        target = Path(path)
-        part = target.with_name(f"{target.name}.{self.uid}.part")
-        try:
+        async with saving(Path(path), self.uid) as part:
             # Opened before the waiting: who cannot write should hear of it before the work is done.
             async with await anyio.open_file(part, "wb") as file:
                 await self._wait_ended()
@@ -192,10 +192,6 @@ class RequestHandle(Generic[Output]):
             if sink.content_type == VALUE_CONTENT_TYPE:
                 await to_thread.run_sync(_unwrap, part)
             size = part.stat().st_size
-            await to_thread.run_sync(part.replace, target)
-        finally:
-            with suppress(FileNotFoundError):
-                part.unlink()
         if not keep:
             await self._drop_fetched()
         return size

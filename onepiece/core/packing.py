@@ -286,7 +286,9 @@ def _unplaced(
 
 def _unplaced_message(need: StageNeed, kind: DeviceKind, instances: int, devices: Sequence[str]) -> str:
     each = "" if need.device_count == 1 else " each"
-    wish = f"{need.device_count} {kind} device{'s' if need.device_count > 1 else ''} of one node"
+    wish = f"{need.device_count} {need.kind} device{'s' if need.device_count > 1 else ''} of one node"
+    if kind is not need.kind:
+        wish += f" (or {kind}, as no worker has a {need.kind})"
     more = f" for each of {instances} more instances" if instances > 1 else ""
     head = f"stage {need.stage} needs {format_bytes(need.memory_bytes)} on{each} {wish}{more}"
     if not devices:

@@ -26,12 +26,13 @@ from onepiece import limits
 from onepiece.client.api import (
     BASE64_KEY,
     JSON_CONTENT_TYPE,
-    KEY_CHARACTERS_MAX,
+    KEY_FORM,
     KEY_HEADER,
     MULTIPART_CONTENT_TYPE,
     REQUEST_PART,
     describe_input,
     from_plain,
+    is_key,
     strict_json,
     value_from_text,
 )
@@ -272,14 +273,8 @@ def _checked(workflow: Any, timeout_seconds: Any, key: Any) -> _Wanted:
                 field="timeout_seconds",
             )
         timeout_seconds = float(timeout_seconds)
-    if key is not None and not (
-        isinstance(key, str) and key.isascii() and key.isprintable() and 0 < len(key) <= KEY_CHARACTERS_MAX
-    ):
-        raise InvalidInput(
-            f"the field 'key' is {str(key)[:40]!r}: give 1 to {KEY_CHARACTERS_MAX} printable "
-            "ASCII characters",
-            field="key",
-        )
+    if key is not None and not (isinstance(key, str) and is_key(key)):
+        raise InvalidInput(f"the field 'key' is {str(key)[:40]!r}: {KEY_FORM}", field="key")
     return _Wanted(workflow, timeout_seconds, key)
 
 

@@ -15,8 +15,9 @@ not prove that it arrived: our own client keeps it, checks its length, and then 
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
 
 import anyio
 from anyio import to_thread
@@ -123,26 +124,32 @@ async def convert(stream: ResultStream, accept: str | None) -> Converted | None:
     async with closing(stream.read(0, stream.total_bytes)) as pieces:
         async for piece in pieces:
             data += piece
-    converted = await to_thread.run_sync(_converted, data, accept)
-    if converted is None and not accepts_anything(accept):
-        raise _not_acceptable(accept, stream.content_type)
-    return converted
+    return await to_thread.run_sync(_converted, data, accept)
 
 
 def _converted(data: bytearray, accept: str | None) -> Converted | None:
+    """The first of the value's other forms that the client takes."""
     value = value_from_bytes(data)
-    if isinstance(value, bytes) and (accepts(accept, BYTES_CONTENT_TYPE) or accepts_anything(accept)):
-        return Converted(BYTES_CONTENT_TYPE, value)
-    if accepts(accept, JSON_CONTENT_TYPE) or (accepts_anything(accept) and not isinstance(value, bytes)):
-        try:
-            return Converted(JSON_CONTENT_TYPE, json.dumps(to_plain(value), allow_nan=False).encode())
-        except TypeError:  # it holds tensors
-            return None
-    return None
+    others: list[str] = []
+    for form in _forms(value):
+        if accepts_anything(accept) or accepts(accept, form.content_type):
+            return form
+        others.append(form.content_type)
+    if accepts_anything(accept):
+        return None
+    raise _not_acceptable(accept, VALUE_CONTENT_TYPE, *others)
 
 
-def _not_acceptable(accept: str | None, content_type: str) -> HTTPException:
-    return HTTPException(406, f"the result is no {(accept or '')[:100]}; accept {content_type}")
+def _forms(value: Any) -> Iterator[Converted]:
+    """What a value can be sent as, besides as it is stored; the plainest first."""
+    if isinstance(value, bytes):
+        yield Converted(BYTES_CONTENT_TYPE, value)
+    with suppress(TypeError):  # it holds tensors
+        yield Converted(JSON_CONTENT_TYPE, json.dumps(to_plain(value), allow_nan=False).encode())
+
+
+def _not_acceptable(accept: str | None, *forms: str) -> HTTPException:
+    return HTTPException(406, f"the result is no {(accept or '')[:100]}; accept {' or '.join(forms)}")
 
 
 @define

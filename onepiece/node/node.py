@@ -40,7 +40,7 @@ from onepiece.node.leftovers import Leftovers
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
 from onepiece.node.node_stores import Stores, open_stores
-from onepiece.node.options import NodeOptions
+from onepiece.node.options import NodeOptions, is_exposed
 from onepiece.node.parts import NodeParts
 from onepiece.node.proxy import ProxyOptions, build_app
 from onepiece.node.proxy_service import ProxyService
@@ -467,8 +467,16 @@ async def run_dev(
         http: Where clients reach it; port 0 takes a free one.
         listen: Where nodes reach it.
         started: Called with the node once it has bound its addresses; cancelled when it stops.
+
+    Raises:
+        ConfigError: Other machines could reach ``listen``.
     """
     options = NodeOptions(listen=Address.parse(listen), http=http, workflows=(workflow,), drain_seconds=5.0)
+    if is_exposed(options):
+        raise ConfigError(
+            f"--listen {listen} can be reached from other machines, and this node has no secret: "
+            "listen on 127.0.0.1, or run `python -m onepiece.node` with a --secret-file"
+        )
     stop = StopSignal()
     with watch_signals(stop):
         async with open_node(options, stop) as node, asyncio.TaskGroup() as tasks:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from onepiece.errors import ConfigError
+from onepiece.ids import NODE_NAME_CHARACTERS_MAX, is_node_name
 from transports import Address, TransportError
 
 ROLES: Final = ("worker", "proxy", "store", "manager")
@@ -69,6 +70,15 @@ class _Row:
 
 
 def _text(value: str) -> str:
+    return value
+
+
+def _node_name(value: str) -> str:
+    if not is_node_name(value):
+        raise ValueError(
+            f"a node's name has up to {NODE_NAME_CHARACTERS_MAX} letters, digits, '.', '_' and '-', and "
+            "begins with a letter or digit: it stands in URLs and file names"
+        )
     return value
 
 
@@ -142,7 +152,7 @@ _ROWS: Final = (
     _Row("http", "where clients reach its proxy", _host_port, "HOST:PORT"),
     _Row("devices", "devices of its actors (default: every GPU, else cpu:0)", _text, "cpu:0=4GiB", many=True),
     _Row("workflows", "workflows the manager places", _text, "MODULE:NAME", many=True),
-    _Row("name", "its name in the set (default: made from the host and process)", _text, "NAME"),
+    _Row("name", "its name in the set (default: made from the host and process)", _node_name, "NAME"),
     _Row("state_dir", "where it keeps results and its manager's state", Path, "DIR"),
     _Row("ready_file", "a JSON file with its addresses, written once it listens", Path, "FILE"),
     _Row("secret_file", "a file with the cluster's shared secret", Path, "FILE"),
@@ -213,6 +223,11 @@ def read_options(argv: Sequence[str], environment: Mapping[str, str] = os.enviro
     return _checked(found)
 
 
+def is_exposed(options: NodeOptions) -> bool:
+    """Whether anybody in the network could speak to the node as another node does."""
+    return not options.listen.is_loopback and options.secret is None and not options.insecure
+
+
 def _from_file(path: str | None) -> list[tuple[str, Any, str]]:
     if path is None:
         return []
@@ -254,7 +269,7 @@ def _checked(found: dict[str, Any]) -> NodeOptions:
             f"a node with the roles {', '.join(sorted(options.roles))} needs a manager: "
             "name one with --join, or give it the role manager"
         )
-    if not options.listen.is_loopback and options.secret is None and not options.insecure:
+    if is_exposed(options):
         raise ConfigError(
             f"{options.listen} can be reached from other machines, and no secret is set: give every node "
             "the same --secret-file, or say --insecure true on a network you trust"

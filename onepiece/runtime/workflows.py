@@ -7,9 +7,11 @@ schemas stand in the error.
 """
 
 import asyncio
+import importlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from onepiece.errors import ConfigError, OnePieceError, SchemaMismatch
@@ -31,8 +33,19 @@ def import_workflow(reference: str) -> Workflow[Any, Any]:
         raise
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"importing the module of {reference!r} raised {type(error).__name__}: {error}"
+            f"importing the module of {reference!r} raised {type(error).__name__}: {error}{_place_of(error)}"
         ) from error
+
+
+def _place_of(error: BaseException) -> str:
+    """The line that raised, as a traceback names it; "" where only the import itself stands."""
+    ours = {__file__, load_workflow.__code__.co_filename, importlib.__file__}
+    frames = [
+        frame
+        for frame in extract_tb(error.__traceback__)
+        if frame.filename not in ours and not frame.filename.startswith("<frozen importlib")
+    ]
+    return f" (raised at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 class WorkflowImports:

@@ -402,4 +402,9 @@ def _unknown(uid: str) -> UnknownRequest:
 
 
 def _gone(uid: str, why: str) -> ResultGone:
-    return ResultGone(f"the result of {uid} is gone: {why}; submit the request again", uid=uid, why=why)
+    return ResultGone(
+        f"the result of {uid} is gone: {why}; submit the request again, and "
+        "if it had a key, under another one",
+        uid=uid,
+        why=why,
+    )

@@ -147,6 +147,8 @@ async def test_where_the_result_goes_is_looked_at_first(
             assert words in the.err
             assert await the.run("result", "nobody", "-o", str(output)) == exits.USAGE
         assert not the.frontend.requests_by_uid
+        assert await the.run("submit", "echo", "-i", "text=x", "-o", "/dev/null") == exits.OK
+        assert await anyio.Path("/dev/null").is_char_device()
 
 
 @pytest.mark.parametrize("wrong", ["steps=99999999999999999999", "prompt=\udc80", 'sizes=["\\udc80"]'])

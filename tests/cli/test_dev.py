@@ -122,6 +122,7 @@ async def test_anothers_port_is_not_taken_for_ones_own(tmp_path: Path) -> None:
         (["stages.echo:echo", "--http", "nonsense"], "HOST:PORT"),
         (["stages.echo:echo", "--listen", "nonsense"], "nonsense"),
         (["stages.echo:echo", "--http", "203.0.113.7:80"], "203.0.113.7"),
+        (["stages.echo:echo", "--listen", "tcp://0.0.0.0:0"], "no secret"),
     ],
 )
 async def test_what_cannot_be_served_is_told(tmp_path: Path, argv: list[str], words: str) -> None:

@@ -1,12 +1,14 @@
 """The client against a real HTTP server: what arrives, what is told, what is taken up again."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 from attrs import define, frozen
@@ -322,6 +324,61 @@ async def test_other_values_are_saved_as_they_travel(tmp_path: Path) -> None:
         assert np.array_equal(np.asarray(found), np.arange(5))
 
 
+async def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
+    """The file that it names gets the result, there or not; the link is what it was."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "old").write_bytes(b"old")
+    async with served() as the:
+        for name in ("old", "new"):
+            handle = await the.client.submit(echo(text="x"))
+            the.frontend.finish(handle.uid, b"result")
+            link = tmp_path / name
+            link.symlink_to(Path("elsewhere") / name)
+            assert await handle.save(link) == 6
+            assert link.is_symlink()
+            assert (tmp_path / "elsewhere" / name).read_bytes() == b"result"
+    assert sorted(names(tmp_path / "elsewhere")) == ["new", "old"]
+
+
+async def test_a_named_pipe_is_written_to(tmp_path: Path) -> None:
+    """Its reader gets the whole result, also one that comes late, and the pipe stays a pipe."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    data = bytes(range(256)) * 1000
+    async with served() as the, anyio.create_task_group() as tasks:
+        handle = await the.client.submit(echo(text="x"))
+        the.frontend.finish(handle.uid, data)
+        tasks.start_soon(handle.save, pipe)
+        await anyio.lowlevel.checkpoint()
+        assert await anyio.Path(pipe).read_bytes() == data
+    assert pipe.is_fifo()
+    assert names(tmp_path) == ["pipe"]
+
+
+async def test_a_device_that_takes_no_more_keeps_the_result() -> None:
+    """The error is told, the device stays, and the result is still there to be fetched."""
+    async with served() as the:
+        handle = await the.client.submit(echo(text="x"))
+        the.frontend.finish(handle.uid, b"result")
+        with pytest.raises(OSError, match="No space left"):
+            await handle.save("/dev/full")
+        assert await anyio.Path("/dev/full").is_char_device()
+        assert await handle.save("/dev/null", keep=True) == 6
+        assert await anyio.Path("/dev/null").is_char_device()
+        assert await the.client.attach(handle.uid).result() == b"result"
+
+
+async def test_what_is_open_is_written_on(tmp_path: Path) -> None:
+    """/dev/stdout may stand for a file to which others have written: it goes on behind that."""
+    with (tmp_path / "log").open("ab", buffering=0) as log:
+        log.write(b"before ")
+        async with served() as the:
+            handle = await the.client.submit(echo(text="x"))
+            the.frontend.finish(handle.uid, b"result")
+            await handle.save(f"/dev/fd/{log.fileno()}")
+    assert (tmp_path / "log").read_bytes() == b"before result"
+
+
 async def test_a_failed_save_leaves_no_file(tmp_path: Path) -> None:
     """Neither the file nor its part is there when the request failed."""
     async with served() as the:
@@ -342,6 +399,37 @@ async def test_a_broken_fetch_goes_on_where_it_broke() -> None:
         the.frontend.finish(handle.uid, value, "video/mp4")
         the.frontend.break_result_after = 40960
         assert await the.client.attach(handle.uid).result() == value
+
+
+@pytest.mark.parametrize("key", [5, "", "größe", "a\nb", " k", "k" * 257])
+async def test_what_can_be_no_key_is_named(key: Any) -> None:
+    """Before anything is sent, and as an error of ours."""
+    async with served() as the:
+        with pytest.raises(InvalidInput, match="key"):
+            await the.client.submit(echo(text="x"), key=key)
+        with pytest.raises(InvalidInput, match="timeout"):
+            await the.client.submit(echo(text="x"), timeout="soon")  # type: ignore[call-overload]
+        assert not the.frontend.requests_by_uid
+
+
+async def test_a_closed_client_says_so() -> None:
+    """Both clients, as an error of ours, for whatever is asked of them."""
+    async with served() as the:
+        async with onepiece.connect(the.url) as client:
+            handle = await client.submit(echo(text="x"))
+        with pytest.raises(OnePieceError, match="the client is closed"):
+            await client.submit(echo(text="x"))
+        with pytest.raises(OnePieceError, match="the client is closed"):
+            await handle.status()
+
+        def use() -> None:
+            with onepiece.connect_blocking(the.url) as blocking:
+                handle = blocking.attach("nobody")
+            for call in (blocking.nodes, lambda: blocking.submit(echo(text="x")), handle.status):
+                with pytest.raises(OnePieceError, match="cannot be used here"):
+                    call()
+
+        await anyio.to_thread.run_sync(use)
 
 
 async def test_the_blocking_twin_does_the_same(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from onepiece import DefinitionError, Tensor, WiringError, limits, workflow
+from onepiece.errors import ConfigError
+from onepiece.runtime.workflows import import_workflow
 from onepiece.workflow import load_workflow
 from tests.compose.workflow_parts import Pair, encode, everything, join, look, pack
 
@@ -241,6 +244,21 @@ def test_a_failed_drawing_leaves_nothing_behind() -> None:
 def lambda_free(prompt: str) -> Tensor:
     """The smallest workflow of one stage."""
     return encode(prompt)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("import os\n\nraise ValueError('no')\n", "raises_it.py:3)"), ("x = (\n", "(raises_it.py, line 1)")],
+)
+def test_a_module_that_raises_is_told_with_the_line(
+    text: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line of the module, and none of ours."""
+    (tmp_path / "raises_it.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        import_workflow("raises_it:x")
+    assert caught.value.message.endswith(place)
 
 
 def test_a_definition_error_in_the_module_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:

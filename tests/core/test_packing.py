@@ -195,6 +195,13 @@ def test_processors_only_on_request() -> None:
     assert _pack([make_need("mux", kind=DeviceKind.CPU)], rooms).chosen
 
 
+def test_the_message_names_the_kind_that_is_asked_for() -> None:
+    """A stage that wants a GPU is not said to want a processor, where it would do with one."""
+    rooms = _rooms((16,), kind=DeviceKind.CPU)
+    (unplaced,) = _pack([make_need("denoise", 40)], rooms, on_cpu=True).unplaced
+    assert "on 1 gpu device of one node (or cpu, as no worker has a gpu), but cpu:0" in unplaced.message
+
+
 def test_the_message_names_need_and_room() -> None:
     """What does not fit is told with its need, each device's room as it will be, and what to do."""
     needs = [make_need("denoise", 40), make_need("encode", 4)]

@@ -94,6 +94,12 @@ def test_lists_in_all_ways(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
+        (["--name", "sl/ash"], ["--name", "'sl/ash'", "letters"]),
+        (["--name", "x 1/../"], ["--name", "begins with"]),
+        (["--name", ""], ["--name"]),
+        (["--name", ".."], ["--name"]),
+        (["--name", "n\n"], ["--name"]),
+        (["--name", "n" * 129], ["--name", "128"]),
         (["--roles", "worker,chef"], ["--roles", "worker, proxy, store, manager"]),
         (["--roles", ","], ["--roles"]),
         (["--roles", "worker"], ["--join", "manager"]),
@@ -146,6 +152,12 @@ def test_bad_file_is_named(tmp_path: Path, content: bytes, words: list[str]) -> 
 def test_bad_variable_is_named() -> None:
     """The message names the variable, not the flag."""
     assert "ONEPIECE_LEASE_SECONDS" in refused([], {"ONEPIECE_LEASE_SECONDS": "soon"})
+
+
+@pytest.mark.parametrize("name", ["a", "gpu-07.rack_3", "7", "N" * 128])
+def test_usual_names_are_names(name: str) -> None:
+    """Host names, with domains too, can be given to nodes."""
+    assert read_options(["--name", name], {}).name == name
 
 
 def test_other_variables_are_none_of_ours() -> None:

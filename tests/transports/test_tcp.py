@@ -95,8 +95,8 @@ async def still_serves(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (b"GET / HTTP/1.1\r\nHost: 127.0.0.1:7070\r\nAccept: */*\r\n\r\n", "no business here"),
-        (bytes(200), "no business here"),
+        (b"GET / HTTP/1.1\r\nHost: 127.0.0.1:7070\r\nAccept: */*\r\n\r\n", "b'GET / HTTP"),
+        (bytes(200), "no OnePiece node"),
         (frames.frame(Kind.HELLO, body=1 << 50), "at most"),
         (frames.frame(Kind.HELLO, body=3) + b"abc", "does not speak"),
         (frames.frame(Kind.HELLO, a=frames.MAGIC, b=77, body=3) + b"abc", "wire version 77"),
