@@ -132,7 +132,7 @@ class NodeInfo:
 
     node: str
     state: str
-    """``alive``, ``draining``, ``drained`` (it drains and holds nothing any more) or ``suspect``."""
+    """``alive``, ``draining``, ``drained`` (it holds nothing and gets no new work) or ``suspect``."""
     address: str
     http: str | None = None
     incarnation: int = 0

@@ -52,7 +52,7 @@ class NodeState(enum.StrEnum):
     DRAINING = "draining"
     """It wants no new work."""
     DRAINED = "drained"
-    """It drains, and holds nothing any more: it may be stopped, or resume."""
+    """It drains, holds nothing any more, and gets no new work: it may be stopped, or resume."""
     SUSPECT = "suspect"
     DEAD = "dead"
 

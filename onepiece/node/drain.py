@@ -7,6 +7,9 @@
       ^                  |                            |           work of its actors, outputs it retains,
       +---- resume ------+----------- resume ---------+           copies that other store nodes lack
 
+Where no other worker has room for what its actors run, they go on serving, as nobody else can: new work
+still comes here, and the node stays draining until somebody else serves those stages.
+
 Two things ask for it: an operator (``onepiece drain``), behind which the node waits until it is stopped
 or told to resume; and SIGTERM, behind which it stops, and never resumes.
 """
@@ -58,11 +61,17 @@ class Drain:
             self._proxy.draining = False
 
     def holds_nothing(self) -> bool:
-        """Whether nothing would be lost with this node that others do not have."""
+        """Whether nothing would be lost with this node that others do not have, nor will be."""
         is_idle = self._host is None or self._host.is_idle
         owns_none = self._proxy is None or self._proxy.owner.table.live_count() == 0
         has_copied = self._copies is None or self._copies.is_settled
-        return is_idle and owns_none and has_copied and self._env.retainer.metrics()["outputs"] == 0
+        retains_none = self._env.retainer.metrics()["outputs"] == 0
+        return is_idle and owns_none and has_copied and retains_none and not self._takes_work()
+
+    def _takes_work(self) -> bool:
+        """Whether new work is still sent to an actor here, as no other one takes it."""
+        table, life = self._env.routes.table, self._env.identity.life
+        return any(actor.life == life and actor in table.actors_for(actor.stage) for actor in table.actors)
 
     async def finish(self) -> None:
         """Drain for good: take no new work, and return when nothing is held any more."""

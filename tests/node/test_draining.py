@@ -8,6 +8,7 @@ import pytest
 import onepiece
 from onepiece.client import Client
 from onepiece.core.actors import Unassign
+from onepiece.core.inventory import ActorState
 from onepiece.runtime.environment import Routes
 from tests.node import hop_stages, waiting_stages
 from tests.node.in_process import open_nodes, proxy_of, run
@@ -45,6 +46,31 @@ async def test_drain_and_resume(tmp_path: Path) -> None:
         await becomes(client, name, "alive")
         again = await client.submit("film", {"name": "again"}, timeout=SECONDS)
         assert await again.result() == "again, slowly, shown"
+
+
+async def test_the_last_worker_that_drains_serves_on_and_is_not_called_drained(tmp_path: Path) -> None:
+    """Its stages have no other place: requests still run on it; it is drained when another one resumes."""
+    hop_stages.runs.clear()
+    hop_stages.hooks.clear()
+    async with (
+        open_nodes("tests.node.hop_stages:film", directory=tmp_path, workers=2) as nodes,
+        onepiece.connect(str(nodes[0].http)) as client,
+    ):
+        one, two = (node.info.node_id for node in nodes[1:])
+        await client.drain(one)
+        await becomes(client, one, "drained")
+        await client.drain(two)
+        await becomes(client, two, "draining")
+        table = nodes[0].env.routes
+        await until(lambda: {actor.state for actor in table.table.actors} == {ActorState.DRAINING})
+        for number in range(3):
+            request = await client.submit("film", {"text": f"{number}"}, timeout=SECONDS)
+            assert await request.result() == f"{number}, drawn, refined, rendered"
+        await until(lambda: nodes[2].host is not None and nodes[2].host.is_idle)
+        assert not nodes[2].draining.holds_nothing()
+        assert {node.node: node.state for node in await client.nodes()}[two] == "draining"
+        await client.resume(one)
+        await becomes(client, two, "drained")
 
 
 async def test_an_actor_closed_before_its_first_message(
