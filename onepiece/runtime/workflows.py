@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from onepiece._bounded import described
 from onepiece.errors import ConfigError, OnePieceError, SchemaMismatch
 from onepiece.workflow import Workflow, load_workflow
 
@@ -30,9 +31,7 @@ def import_workflow(reference: str) -> Workflow[Any, Any]:
     except OnePieceError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"importing the module of {reference!r} raised {type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"importing the module of {reference!r} raised {described(error)}") from error
 
 
 class WorkflowImports:
