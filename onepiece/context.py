@@ -67,9 +67,13 @@ class StageContext(ABC, Generic[State_co]):
             step: Steps done.
             total: Steps in all.
             preview: An intermediate result to show, for example a PNG.
-            **fields: More for the client; plain values only. ``content_type`` is the preview's.
+            **fields: More for the client; plain values only (None, bool, int, float, str, bytes, lists and
+                dicts of these; tuples arrive as lists), of ``REPORT_BYTES_MAX`` bytes at most in all.
+                ``content_type`` is the preview's.
 
         Raises:
+            CodecError: A field is no plain value, or they are too much; it is named. Nothing was reported.
+            ValueError: The preview is larger than ``PREVIEW_BYTES_MAX``.
             RequestCancelled: Somebody cancelled the request. Let it pass through.
             DeadlineExceeded: The deadline is over. Let it pass through.
         """

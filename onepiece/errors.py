@@ -31,13 +31,23 @@
 
 Every error survives the wire: ``to_wire`` gives its name, message and fields; ``from_wire`` builds
 the same class again. An unknown name becomes a plain ``OnePieceError`` that keeps name and message.
+A class that is derived elsewhere travels as the one of these that it is derived from: nobody else need
+have it, or be able to make one.
+
+``to_wire`` is where any error becomes fit for messages, stores and JSON, whoever raised it: bounded, and
+of plain values alone. It never raises.
 """
 
 # ruff: noqa: N818  # named by what the caller can do, not by being an error
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+from onepiece._bounded import attribute, kind_name, plain, text_of
+from onepiece.limits import ERROR_FIELDS_BYTES_MAX, ERROR_SHOWN_BYTES_MAX
+
+_SHORT_MESSAGE_BYTES: Final = 1000
 
 
 class OnePieceError(Exception):
@@ -57,16 +67,11 @@ class OnePieceError(Exception):
         self.fields = fields
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self).__name__, self.message, self.fields)
+        return _rebuild, (_kind_of(self).__name__, self.message, self.fields)
 
     def to_wire(self) -> dict[str, Any]:
-        """The error as a map of plain values, whose texts can all be written as UTF-8."""
-        return {
-            "error": type(self).__name__,
-            "message": encodable(self.message),
-            "fields": _encodable_tree(self.fields),
-            "retryable": self.retryable,
-        }
+        """The error as a bounded map of plain values, whose texts can all be written as UTF-8."""
+        return _to_wire(self)
 
     @staticmethod
     def from_wire(wire: Mapping[str, Any]) -> "OnePieceError":
@@ -219,34 +224,60 @@ class CodecError(OnePieceError):
     """A value has no form on the wire, or bytes from the wire follow no rule; the message names which."""
 
 
-def encodable(text: str) -> str:
-    r"""The text with ``\udc80`` for a surrogate, which has no form in UTF-8.
+def plainly(error: OnePieceError) -> OnePieceError:
+    """An error of this module that says the same, whatever was made of its class; holds no traceback."""
+    return OnePieceError.from_wire(_to_wire(error))
 
-    Errors quote what they were given, file names and broken texts too; telling of them must not fail.
-    """
-    return text.encode("utf-8", "backslashreplace").decode()
+
+def fitting(wire: Mapping[str, Any]) -> dict[str, Any]:
+    """An error as of ``to_wire``, of whoever wrote it, within the bounds that ``to_wire`` keeps."""
+    return {
+        "error": text_of(wire.get("error"), ERROR_SHOWN_BYTES_MAX),
+        "message": text_of(wire.get("message")),
+        "fields": _plain_fields(wire.get("fields")),
+        "retryable": wire.get("retryable") is True,
+    }
+
+
+def shortened(wire: Mapping[str, Any]) -> dict[str, Any]:
+    """The least of an error as of ``to_wire``: for where all of it is too much."""
+    message = text_of(wire.get("message"), _SHORT_MESSAGE_BYTES)
+    return {**fitting(wire), "message": message, "fields": {}}
 
 
 def last_frame(error: OnePieceError) -> str | None:
     """Where the error's ``traceback`` field ends: ``file:line in function``; None without one."""
     lines = str(error.fields.get("traceback") or "").splitlines()
     for line in reversed(lines):
-        found = re.match(r' *File "(.*)", line (\d+), in (.*)', line)
+        found = re.match(r'[ |]*File "(.*)", line (\d+), in (.*)', line)
         if found is not None:
             return f"{found[1]}:{found[2]} in {found[3]}"
     return None
 
 
-def _encodable_tree(tree: Any) -> Any:
-    match tree:
-        case str():
-            return encodable(tree)
-        case Mapping():
-            return {_encodable_tree(key): _encodable_tree(value) for key, value in tree.items()}
-        case list() | tuple():
-            return [_encodable_tree(item) for item in tree]
-        case _:
-            return tree
+def _to_wire(error: OnePieceError) -> dict[str, Any]:
+    kind = _kind_of(error)
+    message = attribute(error, "message")
+    fields = _plain_fields(attribute(error, "fields"))
+    if kind is not type(error):
+        fields.setdefault("cause", kind_name(error))
+    return {
+        "error": kind.__name__,
+        "message": text_of(error if message is None else message),
+        "fields": fields,
+        "retryable": kind.retryable,
+    }
+
+
+def _kind_of(error: OnePieceError) -> type[OnePieceError]:
+    """The class of this module that the error's is, or is derived from."""
+    own = frozenset(_KINDS.values())
+    return next(each for each in type.mro(type(error)) if each in own)
+
+
+def _plain_fields(fields: Any) -> dict[str, Any]:
+    found = plain(fields, ERROR_FIELDS_BYTES_MAX)
+    return found if isinstance(found, dict) else {}
 
 
 def _all_kinds(root: type[OnePieceError]) -> dict[str, type[OnePieceError]]:
@@ -257,7 +288,11 @@ def _all_kinds(root: type[OnePieceError]) -> dict[str, type[OnePieceError]]:
 
 
 def _rebuild(name: str, message: str, fields: dict[str, Any]) -> OnePieceError:
-    kind = _all_kinds(OnePieceError).get(name)
+    kind = _KINDS.get(name)
     if kind is None:
         return OnePieceError(f"{name}: {message}", **fields)
     return kind(message, **fields)
+
+
+_KINDS: Final = _all_kinds(OnePieceError)
+"""Those of this module: others are derived from them later, by anybody, with constructors of their own."""

@@ -54,6 +54,23 @@ assert PARAMETERS_MAX < TREE_NODES_MAX
 assert ALIGNMENT_BYTES & (ALIGNMENT_BYTES - 1) == 0
 assert STAGES_PER_WORKFLOW_MAX * CONSTANT_BYTES_MAX <= CONTROL_BYTES_MAX
 
+# Errors and reports, whatever a stage puts into them: well below what a message or a store takes.
+ERROR_SHOWN_BYTES_MAX: Final = 1 * KIB
+"""A value that is shown as ``repr`` does, a name."""
+ERROR_CAUSE_BYTES_MAX: Final = 4 * KIB
+"""What an exception of any kind says, and the end of its traceback."""
+ERROR_TEXT_BYTES_MAX: Final = 16 * KIB
+"""An error's message, or one text among its fields."""
+ERROR_FIELDS_BYTES_MAX: Final = 32 * KIB
+"""All fields, names included; the last one may go beyond it by a name and a shown value."""
+ERROR_BYTES_MAX: Final = ERROR_TEXT_BYTES_MAX + ERROR_FIELDS_BYTES_MAX + 4 * ERROR_SHOWN_BYTES_MAX
+REPORT_BYTES_MAX: Final = 64 * KIB
+"""The fields of one ``ctx.report``; a preview has a bound of its own."""
+
+assert ERROR_SHOWN_BYTES_MAX < ERROR_CAUSE_BYTES_MAX < ERROR_TEXT_BYTES_MAX < ERROR_FIELDS_BYTES_MAX
+assert 2 * ERROR_BYTES_MAX < HEADER_BYTES_MAX
+assert 4 * REPORT_BYTES_MAX <= HEADER_BYTES_MAX
+
 # The runtime: queues and patience.
 CONTROL_QUEUE_MAX: Final = 16 * KIB
 """Control messages that wait for one peer; a peer that takes none for so long is nearly dead."""
@@ -94,7 +111,6 @@ FOLLOWERS_PER_REQUEST_MAX: Final = 64
 ISOLATED_PACKET_BYTES_MAX: Final = 128 * KIB
 """Larger messages lie in shared memory of their own, and only its descriptor is sent."""
 ISOLATED_MESSAGE_BYTES_MAX: Final = 16 * GIB
-ISOLATED_ERROR_CHARACTERS_MAX: Final = 4000
 ISOLATED_PROGRESS_SECONDS: Final = 0.02
 """Between two reports of one call's progress; newer ones replace what waits."""
 ISOLATED_STOP_SECONDS: Final = 30.0
@@ -112,7 +128,6 @@ ISOLATED_PAUSE_SECONDS: Final = 0.2
 """Before a process that crashed while loading is started again; doubled each time."""
 
 assert ISOLATED_PACKET_BYTES_MAX < PREVIEW_BYTES_MAX < ISOLATED_MESSAGE_BYTES_MAX
-assert ISOLATED_ERROR_CHARACTERS_MAX < HEADER_BYTES_MAX // 8  # twice in a message, up to 4 bytes each
 assert ISOLATED_LEAVE_SECONDS < ISOLATED_STOP_SECONDS
 
 assert CONTROL_BATCH_BYTES_MAX < CONTROL_BYTES_MAX

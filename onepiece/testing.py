@@ -16,6 +16,7 @@ from attrs import define, field
 from onepiece.context import Arguments, Result, StageContext
 from onepiece.errors import DeadlineExceeded, RequestCancelled
 from onepiece.log import get_logger
+from onepiece.reporting import preview_of, reportable
 
 State = TypeVar("State")
 
@@ -69,8 +70,9 @@ class RecordingContext(StageContext[State]):
         remaining = self.deadline
         if remaining is not None and remaining <= 0:
             raise DeadlineExceeded(f"the deadline of request {self.uid} is over", uid=self.uid)
-        given = {"step": step, "total": total, "preview": preview, **fields}
-        self.reports.append({name: value for name, value in given.items() if value is not None})
+        given = {"step": step, "total": total, **fields}
+        kept = reportable({name: value for name, value in given.items() if value is not None})
+        self.reports.append(kept if preview is None else kept | {"preview": preview_of(preview)})
 
     async def run(
         self, function: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs

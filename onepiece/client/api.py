@@ -8,12 +8,13 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 from attrs import field, frozen
 
+from onepiece._bounded import shown, text_of
 from onepiece.errors import InvalidInput
 from onepiece.graph import Kind, Parameter, TypeSpec, WorkflowGraph
 from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus
@@ -35,19 +36,23 @@ def is_key(text: str) -> bool:
     return text.isascii() and text.isprintable() and 0 < len(text) <= KEY_CHARACTERS_MAX
 
 
-def to_plain(value: Any) -> Any:
-    """A value as JSON can hold it: bytes in base64, tuples as lists, numbers that are none as null."""
+def to_plain(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
+    """A value as JSON can hold it: bytes in base64, tuples as lists, numbers that are none as null.
+
+    What has no such form, a tensor for instance, stays as it is, or becomes what ``other`` makes of it.
+    """
     if isinstance(value, bytes | bytearray | memoryview):
         return {BASE64_KEY: base64.b64encode(value).decode()}
     if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
+        return {text_of(key): to_plain(item, other) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
+        return [to_plain(item, other) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if attrs.has(type(value)):
-        return {each.name: to_plain(getattr(value, each.name)) for each in attrs.fields(type(value))}
-    return value
+        return {each.name: to_plain(getattr(value, each.name), other) for each in attrs.fields(type(value))}
+    is_plain = value is None or isinstance(value, str | int | float)
+    return value if is_plain or other is None else other(value)
 
 
 def from_plain(value: Any) -> Any:
@@ -70,7 +75,9 @@ def from_plain(value: Any) -> Any:
 
 def status_to_plain(status: RequestStatus) -> dict[str, Any]:
     """A request's status for JSON."""
-    plain: dict[str, Any] = to_plain(attrs.asdict(status, recurse=False) | {"state": status.state.value})
+    plain: dict[str, Any] = to_plain(
+        attrs.asdict(status, recurse=False) | {"state": status.state.value}, shown
+    )
     return plain
 
 
@@ -82,7 +89,7 @@ def status_from_plain(plain: Mapping[str, Any]) -> RequestStatus:
 
 def event_to_plain(event: RequestEvent) -> dict[str, Any]:
     """An event for JSON."""
-    plain: dict[str, Any] = to_plain(attrs.asdict(event, recurse=False) | {"kind": event.kind.value})
+    plain: dict[str, Any] = to_plain(attrs.asdict(event, recurse=False) | {"kind": event.kind.value}, shown)
     return plain
 
 

@@ -126,8 +126,7 @@ class ErrorBoundary:
             return
         headers = dict(headers or {})
         if status in RETRY_STATUSES:
-            seconds = wire["fields"].get("retry_after_seconds", RETRY_AFTER_SECONDS)
-            headers["Retry-After"] = str(max(1, math.ceil(seconds)))
+            headers["Retry-After"] = _retry_after(wire["fields"].get("retry_after_seconds"))
         asked = {name.lower(): value for name, value in scope["headers"]}
         ends = not exchange.body_read and (b"expect" in asked or not self._is_short(asked))
         if ends:
@@ -173,6 +172,12 @@ async def wait_gone(receive: Receive) -> None:
     """Return when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _retry_after(seconds: Any) -> str:
+    """The header's value; a stage may have raised the error, and have put anything there."""
+    is_number = isinstance(seconds, int | float) and math.isfinite(seconds)
+    return str(max(1, math.ceil(seconds if is_number else RETRY_AFTER_SECONDS)))
 
 
 def _target(scope: Scope) -> str:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from attrs import define, field
 
+from onepiece._bounded import described
 from onepiece._torch import cuda_memory_bytes
 from onepiece.core.inventory import Device, DeviceKind
 from onepiece.errors import CodecError, ConfigError
@@ -164,7 +165,7 @@ class DeviceThreads:
             try:
                 self._stage_loop.run_forever()
             except BaseException as error:  # noqa: BLE001 - a stage's own task raised SystemExit: go on
-                get_logger().error("stage_loop_interrupted", device=self.name, error=repr(error))
+                get_logger().error("stage_loop_interrupted", device=self.name, error=described(error))
 
     async def close(self, timeout_seconds: float) -> None:
         """Stop both threads; gives up after the bound on a call that does not return.
@@ -183,6 +184,12 @@ class DeviceThreads:
             get_logger().warning("stage_thread_abandoned", device=self.name)
             return
         self._stage_loop.close()
+
+
+def is_cancelled() -> bool:
+    """Whether somebody has cancelled the asyncio task that this runs in: else it raised by itself."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _copy_outcome(task: "asyncio.Task[_T]", outcome: "ThreadFuture[_T]") -> None:

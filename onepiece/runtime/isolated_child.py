@@ -18,16 +18,15 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from attrs import define, evolve, field
 
-from onepiece.errors import CodecError, OnePieceError, SchemaMismatch, encodable
+from onepiece._bounded import described, trace_of
+from onepiece.errors import CodecError, OnePieceError, SchemaMismatch
 from onepiece.graph import INPUTS, Isolation
 from onepiece.limits import (
-    ISOLATED_ERROR_CHARACTERS_MAX,
     ISOLATED_PROGRESS_SECONDS,
     ISOLATED_TERMINATE_SECONDS,
 )
@@ -59,7 +58,6 @@ from onepiece.workflow import Workflow
 
 _PR_SET_PDEATHSIG: Final = 1
 _NODE_IS_GONE: Final = 1
-_PLAIN_FIELDS: Final = ("uid", "stage", "node", "cause", "traceback")
 
 AnyStage = Stage[Any, Any, Any]
 
@@ -211,21 +209,8 @@ class _Helper:
             self.channel.send(outcome.shipment)
         else:
             assert outcome.error is not None
-            self.channel.send(self._error(call.number, outcome.error, is_dirty=outcome.is_dirty))
-
-    def _error(self, number: int, error: OnePieceError, *, is_dirty: bool) -> Outgoing:
-        wire = error.to_wire()
-        try:
-            return self.channel.prepare(IsolatedError(number, wire, is_dirty))
-        except CodecError as refusal:  # its text or fields are too much: say what can be said
-            text = f"{wire['message'][:ISOLATED_ERROR_CHARACTERS_MAX]} (cut: {refusal.message[:200]})"
-            fields = {
-                name: value[-ISOLATED_ERROR_CHARACTERS_MAX:]
-                for name in _PLAIN_FIELDS
-                if isinstance(value := wire["fields"].get(name), str)
-            }
-            short = {**wire, "message": text, "fields": fields}
-            return self.channel.prepare(IsolatedError(number, short, is_dirty))
+            error = IsolatedError(call.number, outcome.error.to_wire(), outcome.is_dirty)
+            self.channel.send(self.channel.prepare(error))
 
 
 def _context(
@@ -298,9 +283,7 @@ async def _live(channel: IsolatedChannel) -> None:
 
 
 async def _refuse(channel: IsolatedChannel, error: BaseException) -> None:
-    text = encodable(f"{type(error).__name__}: {error}")[:ISOLATED_ERROR_CHARACTERS_MAX]
-    trace = encodable("".join(traceback.format_exception(error)))[-ISOLATED_ERROR_CHARACTERS_MAX:]
-    channel.send(channel.prepare(IsolatedRefusal(text, trace)))
+    channel.send(channel.prepare(IsolatedRefusal(described(error), trace_of(error))))
     await channel.flushed()
 
 

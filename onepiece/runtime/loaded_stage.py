@@ -11,10 +11,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from onepiece._bounded import described
 from onepiece.context import StageContext
 from onepiece.graph import Isolation
 from onepiece.log import get_logger
-from onepiece.runtime.devices import DeviceThreads
+from onepiece.runtime.devices import DeviceThreads, is_cancelled
 from onepiece.runtime.isolated_process import IsolatedProcess, IsolationBounds, open_isolated
 from onepiece.stage import Stage
 
@@ -94,15 +95,20 @@ class LoadedStage:
             if not self._state.done():
                 self._state.set_exception(_as_exception(error))
             else:
-                get_logger().warning("stage_unload_failed", stage=self._stage.key, error=repr(error))
+                get_logger().warning("stage_unload_failed", stage=self._stage.key, error=described(error))
 
     async def _hold(self, context: StageContext[None]) -> None:
         loop = asyncio.get_running_loop()
         unload = asyncio.Event()
         self._unload = functools.partial(loop.call_soon_threadsafe, unload.set)
-        async with self._stage.loaded(context) as state:
-            self._node_loop.call_soon_threadsafe(self._loaded, state)
-            await unload.wait()
+        try:
+            async with self._stage.loaded(context) as state:
+                self._node_loop.call_soon_threadsafe(self._loaded, state)
+                await unload.wait()
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise _as_exception(error) from error  # the setup's own
 
     async def _hold_process(self, node: str) -> None:
         unload = asyncio.Event()
@@ -122,6 +128,6 @@ def _as_exception(error: BaseException) -> Exception:
     """A future cannot hold ``SystemExit`` and its kin without stopping the loop that reads it."""
     if isinstance(error, Exception):
         return error
-    wrapped = RuntimeError(f"it raised {type(error).__name__}: {error}")
+    wrapped = RuntimeError(f"it raised {described(error)}")
     wrapped.__cause__ = error
     return wrapped

@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from attrs import define, evolve, field, frozen
 
+from onepiece._bounded import described, trace_of
 from onepiece.codec import Packed, encode_control
 from onepiece.core.inventory import ActorReport, ActorState
 from onepiece.core.retention import OutputKey
@@ -216,8 +217,10 @@ class StageActor:
         try:
             self._loaded_state = await self._loaded.load(context)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-            self.error = f"{type(error).__name__}: {error}"
-            get_logger().exception("stage_load_failed", stage=self.stage.key, node=self.env.node_id)
+            self.error = described(error)
+            get_logger().error(
+                "stage_load_failed", stage=self.stage.key, node=self.env.node_id, exception=trace_of(error)
+            )
             self._become(ActorState.FAILED)
             return False
         self.error = None

@@ -14,26 +14,25 @@ rid of such a call: the process is ended, and a new one takes the next stage tas
 import asyncio
 import functools
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from attrs import define, field, frozen
 
+from onepiece._bounded import described, kind_name, trace_of
 from onepiece.codec import CodecError, materialise
 from onepiece.context import Arguments, Result, StageContext
-from onepiece.errors import DeadlineExceeded, OnePieceError, Rejected, RequestFailed, StageFailed
+from onepiece.errors import DeadlineExceeded, OnePieceError, Rejected, RequestFailed, StageFailed, plainly
 from onepiece.graph import Isolation, StageSpec, check_value
-from onepiece.limits import PREVIEW_BYTES_MAX
 from onepiece.log import get_logger
+from onepiece.reporting import preview_of, reportable
 from onepiece.requests import EventKind
-from onepiece.runtime.devices import DeviceThreads, torch_name
+from onepiece.runtime.devices import DeviceThreads, is_cancelled, torch_name
 from onepiece.runtime.isolated_channel import IsolatedCall, IsolatedError, IsolatedReturn
 from onepiece.runtime.isolated_process import Answer, IsolatedProcess, ProcessEnded
 from onepiece.runtime.request_scheduler import StageTask
 from onepiece.stage import Stage
 
-_TRACEBACK_CHARACTERS: Final = 4000
 _COPIED_HERE_BYTES_MAX: Final = 64 << 10
 _DIRTY: Final = (SystemExit, KeyboardInterrupt, MemoryError)
 
@@ -131,15 +130,13 @@ class RunningStage(StageContext[Any]):
                 uid=self.uid,
                 stage=self.stage,
             )
+        given = {"step": step, "total": total, **fields}
+        detail = reportable(
+            {key: value for key, value in given.items() if key in fields or value is not None}
+        )
         if preview is not None:
-            if len(preview) > PREVIEW_BYTES_MAX:
-                raise ValueError(f"a preview of {len(preview)} bytes; at most {PREVIEW_BYTES_MAX}: shrink it")
-            content_type = fields.pop("content_type", "application/octet-stream")
-            self.progress(EventKind.PREVIEW, {"data": bytes(preview), "content_type": content_type})
-        detail: dict[str, Any] = {
-            key: value for key, value in (("step", step), ("total", total)) if value is not None
-        }
-        detail.update(fields)
+            content_type = detail.pop("content_type", "application/octet-stream")
+            self.progress(EventKind.PREVIEW, {"data": preview_of(preview), "content_type": content_type})
         if step and total:
             elapsed = self.monotonic() - self.started_at
             detail["eta_seconds"] = elapsed / step * (total - step)
@@ -198,15 +195,14 @@ class TaskWorker:
         except TimeoutError:
             return Outcome(error=self._late(context), is_dirty=_is_dirty(context))
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and not task.cancelling():  # nobody's but the function's own
+            if not is_cancelled():  # nobody's but the function's own
                 return Outcome(error=self._failed(context, error))
             stopped = _stopped(context)
             if stopped is None:
                 raise
             return stopped
-        except _DIRTY as error:
-            return Outcome(error=self._failed(context, error), is_dirty=True)
+        except (Exception, *_DIRTY) as error:  # noqa: BLE001 - whatever it is, it is one stage task's alone
+            return Outcome(error=self._failed(context, error), is_dirty=isinstance(error, _DIRTY))
         finally:
             if over is not None:
                 over.cancel()
@@ -309,19 +305,24 @@ class TaskWorker:
         started = context.started_at = context.monotonic()
         try:
             value = await self.stage.function(context, **arguments)
-        except asyncio.CancelledError:
-            raise
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            return Outcome(error=self._failed(context, error))  # nobody's but the function's own
         except (Rejected, RequestFailed) as error:
-            return Outcome(error=error)  # the stage names the cause itself: bad input, a cancelled request
+            # The stage names the cause itself: bad input, a cancelled request.
+            return Outcome(error=plainly(error))
         except BaseException as error:  # noqa: BLE001 - the user's code may raise anything
             context.is_dirty = isinstance(error, _DIRTY)
-            return Outcome(error=self._failed(context, error), is_dirty=context.is_dirty)
-        problem = check_value(self.spec.returns, value)
-        if problem is not None:
-            return Outcome(error=self._wrong_type(context, problem))
+            return Outcome(error=self._failed(context, _own(error)), is_dirty=context.is_dirty)
         try:
+            problem = check_value(self.spec.returns, value)
+            if problem is not None:
+                return Outcome(error=self._wrong_type(context, problem))
             return Outcome(shipment=package(value, context.monotonic() - started))
-        except CodecError as error:
+        except _DIRTY:
+            raise
+        except Exception as error:  # noqa: BLE001 - a value is the user's code too: its properties, its __repr__
             return Outcome(error=self._failed(context, error))
 
     def _arguments_or_error(
@@ -348,15 +349,13 @@ class TaskWorker:
                 yield name, value
 
     def _failed(self, context: RunningStage, error: BaseException) -> OnePieceError:
-        trace = "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:]
         return StageFailed(
-            f"{context.stage} of request {context.uid} failed on {context.node}: "
-            f"{type(error).__name__}: {error}",
+            f"{context.stage} of request {context.uid} failed on {context.node}: {described(error)}",
             uid=context.uid,
             stage=context.stage,
             node=context.node,
-            cause=type(error).__name__,
-            traceback=trace,
+            cause=kind_name(error),
+            traceback=trace_of(error),
         )
 
     def _process_ended(self, context: RunningStage, ended: ProcessEnded) -> OnePieceError:
@@ -389,6 +388,13 @@ def _stopped(context: RunningStage) -> "Outcome[Any] | None":
     if task.uncancel() > 0:
         raise asyncio.CancelledError
     return Outcome(error=context.stopped, is_dirty=_is_dirty(context))
+
+
+def _own(error: BaseException) -> BaseException:
+    """What the function raised: a coroutine that raises ``StopIteration`` is said to raise another error."""
+    cause = error.__cause__
+    is_pythons = type(error) is RuntimeError and error.args == ("coroutine raised StopIteration",)
+    return cause if is_pythons and cause is not None else error
 
 
 def _is_dirty(context: RunningStage) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
+from onepiece._bounded import described
 from onepiece.errors import ConfigError, OnePieceError, SchemaMismatch
 from onepiece.workflow import Workflow, load_workflow
 
@@ -32,9 +33,8 @@ def import_workflow(reference: str) -> Workflow[Any, Any]:
     except OnePieceError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"importing the module of {reference!r} raised {type(error).__name__}: {error}{_place_of(error)}"
-        ) from error
+        what = f"importing the module of {reference!r} raised {described(error)}{_place_of(error)}"
+        raise ConfigError(what) from error
 
 
 def _place_of(error: BaseException) -> str:

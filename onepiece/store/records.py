@@ -10,7 +10,7 @@ from attrs import frozen
 from onepiece.codec import register
 from onepiece.core.replication_events import ERROR, INTENT, TOMBSTONE, Version
 from onepiece.errors import ConfigError, InvalidInput
-from onepiece.limits import HEADER_BYTES_MAX
+from onepiece.limits import ERROR_BYTES_MAX, HEADER_BYTES_MAX
 
 MEBIBYTE: Final = 1 << 20
 PAGE_BYTES: Final = 4096
@@ -20,6 +20,7 @@ TTL_SECONDS_MAX: Final = 10 * 365 * 86400.0
 FLUSH_SECONDS_MAX: Final = 3600.0
 
 assert RECORD_BYTES_MAX < HEADER_BYTES_MAX, "a record travels in the header of its copy"
+assert 2 * ERROR_BYTES_MAX < RECORD_BYTES_MAX, "every error can be stored, whatever a stage put into it"
 
 
 class Durability(enum.Enum):

@@ -80,7 +80,7 @@ async def test_an_ordinary_error_leaves_the_process_as_it_is() -> None:
             assert not outcome.is_dirty
         assert "the latents are not finite" in failure(await rigged.run(fault="raise")).fields["traceback"]
         much = failure(await rigged.run(fault="raise much"))
-        assert "(cut: " in much.message
+        assert "characters in all)" in much.message
         assert len(much.message) < 10_000
         assert "ValueError" in much.fields["cause"]
         assert await rigged.value(fault="none") == process
