@@ -1,4 +1,4 @@
-"""What a stage may put into ``ctx.report``: checked where it is called, so that the stage's author sees it."""
+"""What a stage may put into ``ctx.report``: checked where it is called, for its author to see."""
 
 from collections.abc import Mapping
 from typing import Any
