@@ -134,10 +134,11 @@ def _one_line(_logger: Any, _method: str, event: Any) -> Any:
 
 def _exception(_logger: Any, _method: str, event: Any) -> Any:
     """The traceback of ``exc_info``, which anybody's error may keep from being formatted."""
-    given = event.pop("exc_info", None)
-    error = given if isinstance(given, BaseException) else sys.exc_info()[1] if given is True else None
-    if isinstance(given, tuple):
-        error = given[1]
-    if error is not None:
+    error = event.pop("exc_info", None)
+    if isinstance(error, tuple):  # as the standard library's logging has it
+        error = error[1]
+    elif error and not isinstance(error, BaseException):
+        error = sys.exc_info()[1]
+    if isinstance(error, BaseException):
         event["exception"] = trace_of(error, LOG_TEXT_BYTES_MAX)
     return event

@@ -296,7 +296,7 @@ async def test_an_error_that_all_holders_refuse_is_told_at_once(
 async def test_what_is_too_much_for_a_store_is_stored_shortened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is asked for ever: the bounds of errors hold whoever wrote one, and else the least is stored."""
+    """Nothing is asked for ever: bounds hold whoever wrote an error, and else the least of it is stored."""
     async with opened(tmp_path) as ends:
         much = StageFailed("y").to_wire() | {"message": "y" * 600_000, "fields": {"list": ["z"] * 200_000}}
         kept = await ends.keeper.keep(KeepError(uid_of(1), "film", much))
