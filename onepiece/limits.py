@@ -64,6 +64,8 @@ ERROR_TEXT_BYTES_MAX: Final = 16 * KIB
 ERROR_FIELDS_BYTES_MAX: Final = 32 * KIB
 """All fields, names included; the last one may go beyond it by a name and a shown value."""
 ERROR_BYTES_MAX: Final = ERROR_TEXT_BYTES_MAX + ERROR_FIELDS_BYTES_MAX + 4 * ERROR_SHOWN_BYTES_MAX
+LOG_TEXT_BYTES_MAX: Final = 64 * KIB
+"""One field of a logged event."""
 REPORT_BYTES_MAX: Final = 64 * KIB
 """The fields of one ``ctx.report``; a preview has a bound of its own."""
 

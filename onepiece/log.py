@@ -10,7 +10,9 @@ from typing import Any, Final, Literal, TextIO, cast
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
+from onepiece._bounded import text_of, trace_of
 from onepiece.errors import ConfigError
+from onepiece.limits import LOG_TEXT_BYTES_MAX
 
 Format = Literal["text", "json"]
 
@@ -45,7 +47,7 @@ def configure(format: Format = "text", level: str = "info", stream: TextIO | Non
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
-            structlog.processors.format_exc_info,
+            _exception,
             _one_line,
             renderers[format],
         ],
@@ -106,7 +108,7 @@ def captured(take: Callable[[Mapping[str, Any]], None], level: str = "info") -> 
 
     before = structlog.get_config()
     structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, hand_over],
+        processors=[structlog.processors.add_log_level, _exception, hand_over],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         cache_logger_on_first_use=False,
     )
@@ -123,8 +125,20 @@ def get_logger(**fields: Any) -> FilteringBoundLogger:
 
 
 def _one_line(_logger: Any, _method: str, event: Any) -> Any:
-    """``key=value`` holds scalars; what is more becomes its text."""
+    """``key=value`` holds scalars; what is more becomes its text, and a text has a bound."""
     return {
-        key: value if isinstance(value, str | int | float | bool | None) else str(value)
+        key: value if isinstance(value, int | float | bool | None) else text_of(value, LOG_TEXT_BYTES_MAX)
         for key, value in event.items()
     }
+
+
+def _exception(_logger: Any, _method: str, event: Any) -> Any:
+    """The traceback of ``exc_info``, which anybody's error may keep from being formatted."""
+    error = event.pop("exc_info", None)
+    if isinstance(error, tuple):  # as the standard library's logging has it
+        error = error[1]
+    elif error and not isinstance(error, BaseException):
+        error = sys.exc_info()[1]
+    if isinstance(error, BaseException):
+        event["exception"] = trace_of(error, LOG_TEXT_BYTES_MAX)
+    return event

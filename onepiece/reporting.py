@@ -1,4 +1,4 @@
-"""What a stage may put into ``ctx.report``: checked where it is called, for the stage's author to see."""
+"""What a stage may put into ``ctx.report``: checked where it is called, for its author to see."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, overload
 from attrs import field, frozen
 
 from onepiece import limits
+from onepiece._bounded import text_of
 from onepiece._placeholder import Placeholder, drawing_of, source_of, type_of, unretained
 from onepiece._values import describe
 from onepiece.errors import ConfigError, DefinitionError, InvalidInput, WiringError
@@ -147,7 +148,7 @@ def load_workflow(reference: str) -> Workflow[Any, Any]:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ConfigError(f"the module of {reference!r} cannot be imported: {error}") from error
+        raise ConfigError(f"the module of {reference!r} cannot be imported: {text_of(error)}") from error
     found = getattr(module, attribute, None)
     if not isinstance(found, Workflow):
         known = sorted(name for name, value in vars(module).items() if isinstance(value, Workflow))

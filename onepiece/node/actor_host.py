@@ -12,9 +12,11 @@ from typing import Any, Final
 
 from attrs import define, evolve, field
 
+from onepiece._bounded import described, text_of
 from onepiece.core.actors import Assign, Unassign
 from onepiece.core.inventory import ActorReport, ActorState
 from onepiece.errors import OnePieceError, SchemaMismatch
+from onepiece.limits import ERROR_CAUSE_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.messages import ReleaseRequests, StageWasLost, StopRequest
 from onepiece.node.control import ControlService
@@ -186,7 +188,7 @@ class ActorHost:
                 get_logger().exception("actor_crashed", actor=order.actor_id, stage=order.stage)
                 self._tell_lost(actor)
                 hosted.actor = None
-                self._fail(hosted, OnePieceError(f"the actor crashed: {error!r}"))
+                self._fail(hosted, OnePieceError(f"the actor crashed: {described(error)}"))
                 await hosted.unassigned.wait()
         if self._hosted.get(order.actor_id) is hosted:
             del self._hosted[order.actor_id]
@@ -205,6 +207,9 @@ class ActorHost:
         return workflow.stages[order.stage]
 
     def _fail(self, hosted: _Hosted, error: OnePieceError) -> None:
-        get_logger().error("actor_refused", actor=hosted.report.actor_id, error=error.message)
-        hosted.report = evolve(hosted.report, state=ActorState.FAILED, error=error.message)
+        message = text_of(
+            error.message, ERROR_CAUSE_BYTES_MAX
+        )  # a heartbeat carries it: a module may raise much
+        get_logger().error("actor_refused", actor=hosted.report.actor_id, error=message)
+        hosted.report = evolve(hosted.report, state=ActorState.FAILED, error=message)
         self._env.on_change()

@@ -22,7 +22,15 @@ from attrs import evolve, frozen
 from onepiece.core.replication_events import Version
 from onepiece.core.request_events import EndStands, KeepError
 from onepiece.core.routing import NodeRoute
-from onepiece.errors import NodeUnreachable, OnePieceError, ResultGone
+from onepiece.errors import (
+    CodecError,
+    NodeUnreachable,
+    OnePieceError,
+    PayloadTooLarge,
+    ResultGone,
+    fitting,
+    shortened,
+)
 from onepiece.limits import DELIVERY_PATIENCE_SECONDS
 from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION, ResultDescribed, StoreFailure
@@ -60,13 +68,21 @@ class ErrorKeeper:
         to wait for ever for holders that are gone, or out of reach but not for the manager. Then one is
         enough. Where none has taken it by then, or all refuse, as their disks are full, the error stands
         though it is stored nowhere.
+
+        What a store refuses for its size, it would refuse for ever: the least of the error is stored then.
         """
+        wanted = evolve(wanted, error=fitting(wanted.error))
+        least = evolve(wanted, error=shortened(wanted.error))
         patience = self._patience()
         while True:
             changed = self._env.routes.changed
             holders = self._records.holders(wanted.uid)
             answers = await self._ask(holders, wanted, is_settled=False)
             stored = [each for each in answers if _is_stored(each)]
+            if wanted is not least and any(map(_is_too_much, answers)):
+                get_logger().warning("error_stored_shortened", request=wanted.uid)
+                wanted = least
+                continue
             has_all = bool(holders) and len(answers) == len(holders)
             if has_all or not next(patience):
                 break
@@ -143,6 +159,13 @@ def _is_stored(answer: ResultDescribed) -> bool:
 def _is_gone(answer: ResultDescribed) -> bool:
     """There was a result, and it was fetched."""
     return answer.error is not None and isinstance(OnePieceError.from_wire(answer.error), ResultGone)
+
+
+def _is_too_much(answer: ResultDescribed) -> bool:
+    """The error as it is has no form in the store, or is larger than a record may be."""
+    if answer.error is None:
+        return False
+    return isinstance(OnePieceError.from_wire(answer.error), PayloadTooLarge | CodecError)
 
 
 def _best(uid: str, stored: Sequence[ResultDescribed]) -> EndStands:

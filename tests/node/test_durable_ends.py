@@ -12,7 +12,14 @@ from attrs import define, evolve, field
 
 import onepiece
 from onepiece.core.request_events import EndStands, KeepError
-from onepiece.errors import DeadlineExceeded, OnePieceError, RequestCancelled, StoreFull
+from onepiece.errors import (
+    DeadlineExceeded,
+    OnePieceError,
+    PayloadTooLarge,
+    RequestCancelled,
+    StageFailed,
+    StoreFull,
+)
 from onepiece.ids import new_uid
 from onepiece.messages import (
     CONTROL_REGION,
@@ -284,6 +291,30 @@ async def test_an_error_that_all_holders_refuse_is_told_at_once(
             assert sorted(ends.asked) == ["a", "b"], "it was asked again"
         await ends.keeper.keep_late(wanted(uid, LATE))
         assert [await node.read(uid) for node in ends.nodes] == ["DeadlineExceeded"] * 2
+
+
+async def test_what_is_too_much_for_a_store_is_stored_shortened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is asked for ever: bounds hold whoever wrote an error, and else the least of it is stored."""
+    async with opened(tmp_path) as ends:
+        much = StageFailed("y").to_wire() | {"message": "y" * 600_000, "fields": {"list": ["z"] * 200_000}}
+        kept = await ends.keeper.keep(KeepError(uid_of(1), "film", much))
+        assert kept.is_stored
+        assert kept.stands.error is not None
+        assert kept.stands.error["message"].startswith("yyy")
+        assert sorted(ends.asked) == ["a", "b"]
+        put_error = ResultStore.put_error
+
+        async def refuse_much(store: ResultStore, uid: str, wire: Any, **options: Any) -> Any:
+            if wire["fields"]:
+                raise PayloadTooLarge("the record is too large", uid=uid)
+            return await put_error(store, uid, wire, **options)
+
+        monkeypatch.setattr(ResultStore, "put_error", refuse_much)
+        kept = await ends.end(uid_of(2), StageFailed("it broke", stage="draw"))
+        assert kept == Kept(EndStands(uid_of(2), StageFailed("it broke").to_wire()), is_stored=True)
+        assert [await node.read(uid_of(2)) for node in ends.nodes] == ["StageFailed"] * 2
 
 
 # --- the owner -----------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ import os
 import pytest
 
 from onepiece.errors import ConfigError
+from onepiece.limits import LOG_TEXT_BYTES_MAX
 from onepiece.log import configure, get_logger
+from tests.runtime.failing_stages import MUCH, Noted, Silent
 
 
 def test_events_are_lines_of_fields() -> None:
@@ -75,3 +77,15 @@ def test_unknown_level_or_form() -> None:
     """The error lists what there is."""
     with pytest.raises(ConfigError, match="debug, info, warning, error"):
         configure("text", "loud")
+
+
+def test_no_event_is_too_much_or_cannot_be_shown() -> None:
+    """Whatever a stage gives to its logger, one line of a bounded size is written."""
+    stream = io.StringIO()
+    configure("text", "info", stream)
+    get_logger().info("said", thing=Silent(), text="x" * MUCH, name="\udc80")
+    get_logger().error("raised", exc_info=Noted())
+    said, raised = stream.getvalue().splitlines()
+    assert len(said) < 2 * LOG_TEXT_BYTES_MAX
+    assert "Silent that cannot be shown" in said
+    assert "cannot be shown: SystemExit" in raised

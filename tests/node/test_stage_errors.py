@@ -12,17 +12,18 @@ SECONDS = 40.0
 
 
 @pytest.mark.timeout(90)
-async def test_the_next_request_works(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flow", ["thread_flow", "process_flow"])
+async def test_the_next_request_works(flow: str, tmp_path: Path) -> None:
     """And the proxy tells of each of them, and lists them."""
     async with (
-        open_nodes("tests.runtime.failing_stages:thread_flow", directory=tmp_path, workers=1) as nodes,
+        open_nodes(f"tests.runtime.failing_stages:{flow}", directory=tmp_path, workers=1) as nodes,
         httpx.AsyncClient(base_url=str(nodes[0].http), timeout=SECONDS) as client,
     ):
         proxy = proxy_of(nodes[0])
         for fault in [*FAULTS, "value", "report", "report much"]:
-            failed = await run(proxy, "thread_flow", {"fault": fault}, SECONDS)
+            failed = await run(proxy, flow, {"fault": fault}, SECONDS)
             assert failed in {"StageFailed", "InvalidInput", "NotReady"}, fault
-            assert await run(proxy, "thread_flow", {"fault": "none"}, SECONDS) == 1
+            assert await run(proxy, flow, {"fault": "none"}, SECONDS) == 1
         listed = await client.get("/v1/requests", params={"limit": 100})
         assert listed.status_code == 200
         for request in listed.json()["requests"]:
