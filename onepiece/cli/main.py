@@ -175,8 +175,8 @@ def _add_drain(commands: Any) -> None:
         help="let a node take no new work and finish what it holds",
         description="Let a node take no new work and finish what it holds: requests of its proxy, work of "
         "its stages, outputs and results that no other node has. Then it is drained, and can be stopped, or "
-        "take work again (`onepiece resume`). While no other worker has room for what it runs, it serves on, and "
-        "this waits.",
+        "take work again (`onepiece resume`). While no other worker has room for what it runs, it serves on, "
+        "and this waits.",
     )
     parser.add_argument("node", metavar="NODE", help="its name; see `onepiece nodes`")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it is drained")

@@ -1,8 +1,7 @@
 """The proxy's paths, without a socket, with a frontend that the test drives."""
 
 import json
-import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -480,35 +479,3 @@ async def test_a_result_that_fits_no_accepted_form_is_refused_and_stays() -> Non
         answer = await served.http.get(path)
         assert answer.headers["Content-Type"] == VALUE_CONTENT_TYPE
         assert value_from_bytes(answer.content).shape == (3,)
-
-
-async def test_numbers_that_json_lacks_are_null_there_and_themselves_as_stored() -> None:
-    """NaN and infinities make no broken JSON, and are not lost to those who take the stored form."""
-    async with proxy() as served:
-        uid = await served.submit(prompt="p")
-        served.frontend.finish(uid, [1.5, math.nan, -math.inf])
-        path = f"/v1/requests/{uid}/result?keep=1"
-        assert (await served.http.get(path)).content == b"[1.5, null, null]"
-        answer = await served.http.get(path, headers={"Accept": VALUE_CONTENT_TYPE})
-        one, two, three = value_from_bytes(answer.content)
-        assert one == 1.5
-        assert math.isnan(two)
-        assert three == -math.inf
-
-
-@pytest.mark.parametrize(
-    ("value", "accept", "forms"),
-    [
-        ("a text", "application/octet-stream", (VALUE_CONTENT_TYPE, "application/json")),
-        (b"bytes", "video/mp4", (VALUE_CONTENT_TYPE, "application/octet-stream", "application/json")),
-    ],
-)
-async def test_a_refusal_names_every_form_that_there_is(
-    value: Any, accept: str, forms: Sequence[str]
-) -> None:
-    """406 names the stored form and all that the value can be converted to."""
-    async with proxy() as served:
-        uid = await served.submit(prompt="p")
-        served.frontend.finish(uid, value)
-        answer = await served.http.get(f"/v1/requests/{uid}/result", headers={"Accept": accept})
-        refusal(answer, 406, "OnePieceError", " or ".join(forms))
