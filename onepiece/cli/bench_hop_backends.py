@@ -42,6 +42,8 @@ STAGES: Final = 3
 SERIAL_BYTES: Final = 8
 _LOOPBACK: Final = "127.0.0.1"
 _START_SECONDS: Final = 60.0
+_LEASE_SECONDS: Final = 60.0
+"""A machine that is busy with several backends is slow, not dead."""
 _SCATTER_BYTES_MIN: Final = 64 << 10
 _WORKER_INBOX: Final = "256MiB"
 
@@ -155,6 +157,7 @@ def _open_runtime(workflow: str) -> Callable[[], AbstractAsyncContextManager[Cha
             workers=STAGES,
             listen=Address.parse(f"tcp://{_LOOPBACK}:0"),
             inbox_bytes=256 << 20,
+            lease_seconds=_LEASE_SECONDS,
         )
         async with open_node(options, StopSignal()) as node, contextlib.AsyncExitStack() as stack:
             for _ in range(STAGES):
@@ -171,6 +174,7 @@ def _worker_arguments(join: str) -> tuple[str, ...]:
         *("--join", join),
         *("--devices", "cpu:0=1GiB"),
         *("--inbox-bytes", _WORKER_INBOX),
+        *("--lease-seconds", f"{_LEASE_SECONDS:.0f}"),
         *("--log-level", "warning"),
     )
 

@@ -408,7 +408,7 @@ async def test_what_can_be_no_key_is_named(key: Any) -> None:
         with pytest.raises(InvalidInput, match="key"):
             await the.client.submit(echo(text="x"), key=key)
         with pytest.raises(InvalidInput, match="timeout"):
-            await the.client.submit(echo(text="x"), timeout="soon")  # type: ignore[call-overload]  # what callers without types do
+            await the.client.submit(echo(text="x"), timeout="soon")  # type: ignore[call-overload]  # what is tested
         assert not the.frontend.requests_by_uid
 
 

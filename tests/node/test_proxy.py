@@ -1,20 +1,88 @@
 """The proxy's paths, without a socket, with a frontend that the test drives."""
 
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
-from attrs import evolve
+from attrs import define, evolve
 
+from onepiece import StageContext, Tensor, stage, workflow
 from onepiece.codec import VALUE_CONTENT_TYPE, pack, value_from_bytes
 from onepiece.errors import NotReady, Overloaded, StageFailed
 from onepiece.node.frontend import NodeView, Readiness
+from onepiece.node.http_testing import FakeFrontend
+from onepiece.node.proxy import ProxyOptions, build_app
 from onepiece.requests import EventKind, RequestState
-from tests.node.proxy_app import proxy, refusal
 
 UNKNOWN_UID = "0" * 26
+
+
+@stage
+async def render(
+    ctx: StageContext[None],
+    prompt: str,
+    image: bytes,
+    steps: int,
+    scale: float,
+    tags: list[str],
+    latents: Tensor | None,
+) -> bytes:
+    """Never runs here."""
+    return image
+
+
+@workflow
+def movie(
+    prompt: str,
+    image: bytes = b"",
+    steps: int = 4,
+    scale: float = 1.0,
+    tags: list[str] = [],  # noqa: B006 - a workflow's defaults are constants of its graph
+    latents: Tensor | None = None,
+) -> bytes:
+    """One stage with inputs of every sort."""
+    return render(prompt, image, steps, scale, tags, latents)
+
+
+@define
+class Proxy:
+    """A proxy's frontend, and a plain HTTP client that calls its application."""
+
+    frontend: FakeFrontend
+    http: httpx.AsyncClient
+
+    async def submit(self, **inputs: Any) -> str:
+        """Submit as JSON; the UID."""
+        answer = await self.http.post("/v1/requests", json={"workflow": "movie", "inputs": inputs})
+        assert answer.status_code == 202, answer.text
+        uid: str = answer.json()["uid"]
+        return uid
+
+    def inputs(self, answer: httpx.Response) -> Any:
+        """What reached the frontend."""
+        assert answer.status_code == 202, answer.text
+        return self.frontend.requests_by_uid[answer.json()["uid"]].inputs
+
+
+@asynccontextmanager
+async def proxy(options: ProxyOptions | None = None) -> AsyncIterator[Proxy]:
+    """A proxy's application."""
+    frontend = FakeFrontend([movie])
+    transport = httpx.ASGITransport(build_app(frontend, options))
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as http:
+        yield Proxy(frontend, http)
+
+
+def refusal(answer: httpx.Response, status: int, error: str, *words: str) -> dict[str, Any]:
+    """The error in an answer, which must be this one and say these words."""
+    wire: dict[str, Any] = answer.json()
+    assert (answer.status_code, wire["error"]) == (status, error), answer.text
+    for word in words:
+        assert word in wire["message"], wire["message"]
+    return wire
 
 
 async def test_a_request_is_submitted_as_json() -> None:
@@ -411,35 +479,3 @@ async def test_a_result_that_fits_no_accepted_form_is_refused_and_stays() -> Non
         answer = await served.http.get(path)
         assert answer.headers["Content-Type"] == VALUE_CONTENT_TYPE
         assert value_from_bytes(answer.content).shape == (3,)
-
-
-async def test_numbers_that_json_lacks_are_null_there_and_themselves_as_stored() -> None:
-    """NaN and infinities make no broken JSON, and are not lost to those who take the stored form."""
-    async with proxy() as served:
-        uid = await served.submit(prompt="p")
-        served.frontend.finish(uid, [1.5, math.nan, -math.inf])
-        path = f"/v1/requests/{uid}/result?keep=1"
-        assert (await served.http.get(path)).content == b"[1.5, null, null]"
-        answer = await served.http.get(path, headers={"Accept": VALUE_CONTENT_TYPE})
-        one, two, three = value_from_bytes(answer.content)
-        assert one == 1.5
-        assert math.isnan(two)
-        assert three == -math.inf
-
-
-@pytest.mark.parametrize(
-    ("value", "accept", "forms"),
-    [
-        ("a text", "application/octet-stream", (VALUE_CONTENT_TYPE, "application/json")),
-        (b"bytes", "video/mp4", (VALUE_CONTENT_TYPE, "application/octet-stream", "application/json")),
-    ],
-)
-async def test_a_refusal_names_every_form_that_there_is(
-    value: Any, accept: str, forms: Sequence[str]
-) -> None:
-    """406 names the stored form and all that the value can be converted to."""
-    async with proxy() as served:
-        uid = await served.submit(prompt="p")
-        served.frontend.finish(uid, value)
-        answer = await served.http.get(f"/v1/requests/{uid}/result", headers={"Accept": accept})
-        refusal(answer, 406, "OnePieceError", " or ".join(forms))
