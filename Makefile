@@ -21,7 +21,7 @@ demo: setup
 test: setup-test lint
 	$(BIN)/python -m pytest
 	$(BIN)/python -m simulations explore --quick --mutants --published
-	$(BIN)/python -m simulations cluster --seed 0 --seeds 40 --jobs 2
+	$(BIN)/python -m simulations cluster --seed 0 --seeds 200 --jobs 2
 
 lint: setup-test
 	$(BIN)/ruff format --check .
