@@ -32,16 +32,12 @@ class NotPlain(Exception):  # noqa: N818 - named by what it says of a value
     """A part of a value is not plain, or the value is too large; the text names the part."""
 
 
-def encodable(text: str) -> str:
-    r"""The text with ``\udc80`` for a surrogate, which has no form in UTF-8.
-
-    Errors quote what they were given, file names and broken texts too; telling of them must not fail.
-    """
-    return str.encode(text, "utf-8", "backslashreplace").decode()
-
-
 def head(text: str, bytes_max: int) -> str:
-    """The text, encodable; of one that takes more than this as UTF-8 the beginning, which says so."""
+    r"""The text; of one that takes more than this as UTF-8 the beginning, which says so.
+
+    A surrogate, which has no form in UTF-8, becomes ``\udc80``: errors quote broken texts and file names
+    too, and telling of them must not fail.
+    """
     text = str.__str__(text)
     data = text[: bytes_max + 1].encode("utf-8", "backslashreplace")
     if len(data) <= bytes_max:
