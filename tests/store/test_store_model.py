@@ -92,10 +92,13 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(uid=UIDS)
     def put_error(self, uid: str) -> None:
-        """An error stands under the same rules."""
+        """An error stands under the same rules, and takes the place of a result."""
         outcome = self.runner.run(self.store.put_error(uid, StageFailed("x").to_wire(), now=self.now))
-        assert outcome is self.expected(uid)
-        if outcome is PutOutcome.STORED:
+        expected = self.expected(uid)
+        if expected is PutOutcome.ALREADY and self.entries[uid].kind is RecordKind.RESULT:
+            expected = PutOutcome.REPLACED
+        assert outcome is expected
+        if outcome in {PutOutcome.STORED, PutOutcome.REPLACED}:
             self.entries[uid] = Entry(RecordKind.ERROR, b"", self.now + 20)
 
     @rule(uid=UIDS)
@@ -182,4 +185,4 @@ class StoreModel(RuleBasedStateMachine):
 
 TestStoreModel = StoreModel.TestCase
 TestStoreModel.__doc__ = "Whatever the order of calls, the store is its model."
-TestStoreModel.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestStoreModel.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
