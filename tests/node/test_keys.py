@@ -149,13 +149,15 @@ async def test_a_holder_that_does_not_answer_is_waited_for_until_it_is_declared_
     """It may know what the key stands for; then the next one of the order takes its place."""
     async with opened(tmp_path) as keys:
         c, key = keys.proxies["c"], key_of("a", "b")
-        keys.proxies["a"].node.control._handlers[ClaimKey].clear()
+        asked: list[object] = []
+        keys.proxies["a"].node.control._handlers[ClaimKey] = [asked.append]
         with pytest.raises(NotReady, match="a was asked for the key"):
             await c.keep(c.record(key))
         assert not c.doubted
         assert await keys.kept() == {}
+        asked.clear()
         accepting = asyncio.create_task(c.accept(key))
-        await asyncio.sleep(0.1)
+        await until(lambda: asked)
         keys.leave("a")
         uid = await accepting
         assert await keys.kept() == {uid: {"b", "c"}}
@@ -271,7 +273,7 @@ async def test_a_proxy_that_stops_with_its_store_leaves_one_request(
         accepting = asyncio.create_task(a.keep(mine))
         await gate.reached.wait()
         if moment != "nothing claimed":
-            await _until_silent(a)
+            await a.node.env.outbox.flushed()
         keys.leave("a")
         uid = await b.accept(key)
         if moment.startswith("kept"):
@@ -284,12 +286,6 @@ async def test_a_proxy_that_stops_with_its_store_leaves_one_request(
         assert isinstance(outcome, NotReady) or outcome == uid
         assert set(await keys.kept()) == {uid}, "two requests have the key"
         assert [await each.accept(key) for each in keys.proxies.values()] == [uid] * 3
-
-
-async def _until_silent(proxy: Proxy) -> None:
-    """What it has sent has arrived."""
-    await proxy.node.env.outbox.flushed()
-    await asyncio.sleep(0.05)
 
 
 async def test_what_a_dead_proxy_left_is_adopted_and_is_what_its_key_stands_for(
