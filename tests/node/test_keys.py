@@ -259,7 +259,7 @@ def stop_at(moment: str, proxy: Proxy, gate: Gate, patch: pytest.MonkeyPatch) ->
 async def test_a_proxy_that_stops_with_its_store_leaves_one_request(
     moment: str, order: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Node a stops while it accepts, is declared dead, and is back with its disk when b has the key (fault 131).
+    """Node a stops while it accepts, is declared dead, and comes back when b has the key (fault 131).
 
     Whether a knows that it was declared dead when it goes on, or not, makes no difference.
     """
