@@ -104,6 +104,10 @@ STORES_RETURN_SECONDS: Final = 5.0
 """How long behind its first route table a node takes into account that store nodes may still join."""
 STORES_FORGOTTEN_SECONDS: Final = 600.0
 """How long a store node that is gone is expected back, with what lies on its disk."""
+KEY_CLAIMS_MAX: Final = 16 * KIB
+"""Keys that a store node has promised to requests whose records it does not have yet."""
+KEY_CLAIM_SECONDS: Final = 30.0
+"""How long such a promise stands, unless the record comes, or its proxy lets go of it or dies."""
 CHECKPOINT_LINGER_SECONDS: Final = 60.0
 """How long behind its request's deadline a checkpoint is kept that nobody has released."""
 FOLLOWERS_PER_REQUEST_MAX: Final = 64
