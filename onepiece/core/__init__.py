@@ -9,6 +9,7 @@ module         decides
 service_times  what one instance of a stage is worth, by what was measured
 capacity       how many requests a second instances serve, how many instances a rate needs
 latency        how long requests take under a load
+planning       how many instances a rate needs, or what a number of GPUs bears
 spans          random lengths of time: sums, the longest, quantiles
 membership     which nodes belong to the set
 packing        on which devices new instances go (a pure function)
