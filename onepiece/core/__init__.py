@@ -15,6 +15,8 @@ membership     which nodes belong to the set
 packing        on which devices new instances go (a pure function)
 actors         the life of one stage actor
 placement      which actors there should be
+moves          which instances should change their stage under a load (a pure function)
+rebalance      when they should
 routing        which actor a message goes to
 manager        all of the above as the leading NodeManager
 admission      whether a request gets a place
