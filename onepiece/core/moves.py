@@ -37,7 +37,7 @@ class MovePolicy:
 
     utilisation_high: float = 0.85
     utilisation_goal: float = 0.75
-    gain_min: float = 0.1
+    gain_min: float = 0.05
     confidence: float = 4.0
     horizon_seconds: float = 300.0
     moves_max: int = 64

@@ -201,7 +201,7 @@ _LIMITS = st.dictionaries(
 
 
 @given(made=_sets(), limits=_LIMITS)
-@settings(max_examples=150)
+@settings(deadline=None, max_examples=150)
 def test_what_every_decision_keeps(
     made: tuple[CapacityModel, dict[str, float], list[DeviceInfo], list[PlacedActor]],
     limits: dict[str, StageLimits],
@@ -240,7 +240,7 @@ def test_what_every_decision_keeps(
 
 
 @given(made=_sets())
-@settings(max_examples=150)
+@settings(deadline=None, max_examples=150)
 def test_a_decision_is_followed_by_none_that_undoes_it(
     made: tuple[CapacityModel, dict[str, float], list[DeviceInfo], list[PlacedActor]],
 ) -> None:
