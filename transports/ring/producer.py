@@ -111,7 +111,14 @@ class Producer:
         return self._in_doubt
 
     def send(
-        self, payload: Sequence[Bytes], *, kind: int, flags: int = 0, now: float, wait: bool = True
+        self,
+        payload: Sequence[Bytes],
+        *,
+        kind: int,
+        flags: int = 0,
+        now: float,
+        wait: bool = True,
+        pull: bool = False,
     ) -> Program[int]:
         """Reserve, write and commit one message; several may be in flight, one ``send`` at a time.
 
@@ -121,6 +128,7 @@ class Producer:
             flags: 0 to 255, as ``kind``.
             now: the driver's monotonic clock.
             wait: wait while the ring is full, instead of raising ``RingFull``.
+            pull: ``payload`` is an ``Offer`` of what the message is.
 
         Returns:
             The message's number. It is delivered when ``delivered`` is larger.
@@ -142,7 +150,7 @@ class Producer:
         assert 0 <= kind <= BYTE_MAX, f"kind {kind} does not fit a byte"
         assert 0 <= flags <= BYTE_MAX, f"flags {flags} do not fit a byte"
         assert not self._in_doubt, "a send was abandoned behind its swap: open a new session"
-        message = Message(tuple(payload), length, kind, flags, self.next_number)
+        message = Message(tuple(payload), length, kind, flags, self.next_number, int(pull))
         guarded = length + SLOT_BYTES <= self._guarded_bytes_max
         if guarded or length < self.hash_after_post_bytes:
             message.payload_hash = self._hash_payload(message.payload)
@@ -264,6 +272,7 @@ class Producer:
             message.flags,
             message.number,
             message.payload_hash,
+            message.pull,
         )
         offset = self._geometry.slot_offset(sequence)
         body = Write(offset + BODY_START, (image[BODY_START:BODY_END],))
@@ -291,12 +300,15 @@ def _pieces(write: Write, piece_bytes: int) -> Iterator[tuple[int, memoryview]]:
 class Message:
     """What one ``send`` is about to write; the hash may come after the payload was posted."""
 
-    __slots__ = ("flags", "kind", "length", "number", "payload", "payload_hash")
+    __slots__ = ("flags", "kind", "length", "number", "payload", "payload_hash", "pull")
 
-    def __init__(self, payload: tuple[Bytes, ...], length: int, kind: int, flags: int, number: int) -> None:
+    def __init__(
+        self, payload: tuple[Bytes, ...], length: int, kind: int, flags: int, number: int, pull: int
+    ) -> None:
         self.payload = payload
         self.length = length
         self.kind = kind
         self.flags = flags
         self.number = number
+        self.pull = pull
         self.payload_hash: int | None = None
