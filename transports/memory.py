@@ -164,11 +164,11 @@ class RemoteMemory(ABC):
             A key of at most ``KEY_BYTES_MAX`` bytes, by which the owner names this export. No other one
             of this session ever has it, so that bytes of another one are never taken for these.
         """
-        raise NotImplementedError(f"{type(self).__name__} declares no pull_share, so it exports nothing")
+        raise AssertionError(f"{type(self).__name__} declares no pull_share, so it exports nothing")
 
     def withdraw(self, key: bytes) -> None:
         """End an export: its buffers may change now. The session's end ends it too."""
-        raise NotImplementedError(f"{type(self).__name__} exports nothing")
+        raise AssertionError(f"{type(self).__name__} exports nothing")
 
 
 class Region(ABC):
@@ -203,7 +203,7 @@ class Region(ABC):
         ``ExportGone`` if the export ended or has another length, ``OperationTimeout`` if nothing comes.
         Then, and after a cancellation, ``into`` may still be written to: use other memory the next time.
         """
-        raise NotImplementedError(f"{type(self).__name__} pulls nothing")
+        raise AssertionError(f"{type(self).__name__} pulls nothing")
 
     @abstractmethod
     def nudge(self) -> None:

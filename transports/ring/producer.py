@@ -140,17 +140,8 @@ class Producer:
         Closing the program while it rests at a ``Read`` or a ``Pause`` leaves nothing behind. Closing
         it at a swap or a chain leaves the session ``in_doubt``: open a new one.
         """
-        geometry = self._geometry
-        length = sum(map(len, payload))
-        if length > geometry.message_bytes_max:
-            raise MessageTooLarge(
-                f"a message of {length} bytes can never fit an inbox whose payload ring holds "
-                f"{geometry.message_bytes_max}: make it smaller, or give the inbox a larger ring"
-            )
-        assert 0 <= kind <= BYTE_MAX, f"kind {kind} does not fit a byte"
-        assert 0 <= flags <= BYTE_MAX, f"flags {flags} do not fit a byte"
-        assert not self._in_doubt, "a send was abandoned behind its swap: open a new session"
-        message = Message(tuple(payload), length, kind, flags, self.next_number, int(pull))
+        message = self._prepare(tuple(payload), kind, flags, pull=pull)
+        length = message.length
         guarded = length + SLOT_BYTES <= self._guarded_bytes_max
         if guarded or length < self.hash_after_post_bytes:
             message.payload_hash = self._hash_payload(message.payload)
@@ -178,6 +169,18 @@ class Producer:
         self._in_doubt = False
         self.next_number = message.number + 1
         return message.number
+
+    def _prepare(self, payload: tuple[Bytes, ...], kind: int, flags: int, *, pull: bool) -> "Message":
+        length = sum(map(len, payload))
+        if length > self._geometry.message_bytes_max:
+            raise MessageTooLarge(
+                f"a message of {length} bytes can never fit an inbox whose payload ring holds "
+                f"{self._geometry.message_bytes_max}: make it smaller, or give the inbox a larger ring"
+            )
+        assert 0 <= kind <= BYTE_MAX, f"kind {kind} does not fit a byte"
+        assert 0 <= flags <= BYTE_MAX, f"flags {flags} do not fit a byte"
+        assert not self._in_doubt, "a send was abandoned behind its swap: open a new session"
+        return Message(payload, length, kind, flags, self.next_number, int(pull))
 
     def refresh(self, now: float) -> Program[int]:
         """Read head and delivered; returns ``delivered``: every smaller number was handed over."""
