@@ -27,7 +27,8 @@ from transports.address import Address
 from transports.memory import Options, Transport
 from transports.receiver import DEFAULT_GEOMETRY, Delivery, Leniency, Receiver, open_receiver
 from transports.registry import transport_for
-from transports.sender import EXPORTED_BYTES_MAX, Sender
+from transports.sender import Sender
+from transports.sender_lender import Terms
 from transports.sender_link import Link, Patience
 from transports.sender_request import Undelivered
 
@@ -38,6 +39,7 @@ __all__ = [
     "Patience",
     "Receiver",
     "Sender",
+    "Terms",
     "Undelivered",
     "open_receiver",
     "open_sender",
@@ -51,7 +53,7 @@ async def open_sender(
     *,
     options: Options | None = None,
     patience: Patience | None = None,
-    exported_bytes_max: int = EXPORTED_BYTES_MAX,
+    terms: Terms | None = None,
     transport: Transport | None = None,
     clock: Callable[[], float] = time.monotonic,
     rng: random.Random | None = None,
@@ -65,7 +67,7 @@ async def open_sender(
         identity: Names this sender across sessions; no two live senders of a receiver share one.
         options: Secret, bounds and certificates.
         patience: How long to try before the receiver is called gone.
-        exported_bytes_max: How much of what is sent may wait to be pulled; further messages wait meanwhile.
+        terms: What is lent to the receiver instead of being written into its ring.
         transport: Used instead of the one registered for the address's scheme.
         clock: Monotonic seconds.
         rng: Draws the jitter of waits.
@@ -80,7 +82,7 @@ async def open_sender(
         identity=identity,
         options=options or Options(),
         patience=patience or Patience(),
-        exported_bytes_max=exported_bytes_max,
+        terms=terms or Terms(),
         clock=clock,
         rng=rng or random.Random(),  # noqa: S311  # jitter, no secret
     )

@@ -48,8 +48,6 @@ from transports.sender_pace import Pace
 from transports.sender_request import Abandoned, Begun, Request, Undelivered
 from transports.sessions import Ending
 
-EXPORTED_BYTES_MAX: Final = 1 << 30
-"""Bytes of messages that a sender lends until its receiver has pulled them; so also the longest of them."""
 _BROKEN: Final = (PeerLost, SessionFenced, OperationTimeout)
 """What ends a session but not the channel: a new session may go on."""
 

@@ -19,7 +19,7 @@ from transports.errors import (
 from transports.introductions import Hello, Welcome
 from transports.memory import Options, RemoteMemory, Transport
 from transports.ring import Producer
-from transports.sender_lender import Lender
+from transports.sender_lender import Lender, Terms
 
 _RECONNECT_PAUSE_SECONDS: Final = (0.02, 0.5)
 """First and longest pause between two attempts to reach a receiver again."""
@@ -55,7 +55,7 @@ class Link:
         identity: Under which the receiver counts our messages across sessions.
         options: Secret, bounds and certificates.
         patience: How long to try again.
-        exported_bytes_max: How much of what is sent may wait to be pulled.
+        terms: What is lent to the receiver.
         clock: Monotonic seconds.
         rng: Draws the jitter between attempts.
     """
@@ -65,7 +65,7 @@ class Link:
     identity: str
     options: Options
     patience: Patience
-    exported_bytes_max: int
+    terms: Terms
     clock: Callable[[], float]
     rng: random.Random
     _generation: int | None = field(default=None, init=False)
@@ -137,4 +137,4 @@ class Link:
             await memory.close()
             raise
         self._generation = welcome.generation
-        return Session(memory, producer, welcome, Lender(memory, welcome, self.exported_bytes_max))
+        return Session(memory, producer, welcome, Lender(memory, welcome, self.terms))

@@ -7,7 +7,16 @@ from typing import Final
 
 from attrs import frozen
 
-from transports.channel import Delivery, Leniency, Patience, Receiver, Sender, open_receiver, open_sender
+from transports.channel import (
+    Delivery,
+    Leniency,
+    Patience,
+    Receiver,
+    Sender,
+    Terms,
+    open_receiver,
+    open_sender,
+)
 from transports.errors import (
     ChannelClosed,
     HandshakeRefused,
@@ -51,7 +60,7 @@ class Inbox:
             identity,
             options=self.setting.options,
             patience=patience,
-            exported_bytes_max=exported_bytes_max,
+            terms=Terms(exported_bytes_max=exported_bytes_max),
             transport=transport or self.setting.transport,
         ) as sender:
             yield sender
