@@ -367,18 +367,17 @@ class Receiver:
 
     async def _pull(self, pull: Pull) -> memoryview | None:
         """What a session exports, and its hash at hand; ``None`` if it cannot be had within the lease."""
-        into = fresh_memory(pull.length)
         limit = self._leniency.lease_seconds + pull.length / self._leniency.slowest_bytes_per_second
+        what = f"{pull.length} bytes of session {pull.session} at {self.address}"
         try:
+            into = fresh_memory(pull.length)
             async with asyncio.timeout(limit):
                 await self._open_region().pull(pull.session, pull.key, into)
         except TimeoutError:
-            _LOG.warning(
-                "%d bytes of session %d were not to be had in %f s", pull.length, pull.session, limit
-            )
+            _LOG.warning("%s were not to be had in %f s", what, limit)
             return None
-        except TransportError as error:
-            _LOG.info("%d bytes of session %d cannot be had: %s", pull.length, pull.session, error)
+        except (TransportError, OSError) as error:
+            _LOG.warning("%s cannot be had: %s", what, error)
             return None
         self._consumer.computed = await asyncio.to_thread(hash_payload, (into,))
         return into
