@@ -54,6 +54,14 @@ assert PARAMETERS_MAX < TREE_NODES_MAX
 assert ALIGNMENT_BYTES & (ALIGNMENT_BYTES - 1) == 0
 assert STAGES_PER_WORKFLOW_MAX * CONSTANT_BYTES_MAX <= CONTROL_BYTES_MAX
 
+# Messages that no inbox's ring holds: their receiver pulls them from their sender.
+PULLED_BYTES_MAX: Final = 2 * GIB
+"""Memory of one inbox for such messages: what it holds at a time, and so the longest of them."""
+EXPORTED_BYTES_MAX: Final = 2 * GIB
+"""What one link lends to its peer until the peer has pulled it; further messages wait."""
+
+assert HEADER_BYTES_MAX + BYTES_INPUT_BYTES_MAX < PULLED_BYTES_MAX <= EXPORTED_BYTES_MAX
+
 # Errors and reports, whatever a stage puts into them: well below what a message or a store takes.
 ERROR_SHOWN_BYTES_MAX: Final = 1 * KIB
 """A value that is shown as ``repr`` does, a name."""
