@@ -25,6 +25,7 @@ from onepiece.codec import register
 from onepiece.core.actors import Assign, Unassign
 from onepiece.core.inventory import ActorReport, NodeInfo
 from onepiece.core.membership import Expel
+from onepiece.core.placement_view import PlacementView
 from onepiece.core.routing import RouteEpoch, RouteTable
 from onepiece.errors import CodecError
 from transports import Bytes
@@ -347,6 +348,26 @@ class Heartbeat:
     routes: RouteEpoch
     drained: bool = False
     """It drains, and holds nothing any more."""
+    offered: Mapping[str, int] = field(factory=dict)
+    """Requests of each workflow that its proxy was asked for since the process began."""
+
+
+@register
+@frozen
+class AskPlacement:
+    """Ask the manager what runs where and why; answered by ``PlacementShown`` with the same ``call``."""
+
+    call: int
+    reply_to: str
+
+
+@register
+@frozen
+class PlacementShown:
+    """What the manager knows and does."""
+
+    call: int
+    view: PlacementView
 
 
 @register

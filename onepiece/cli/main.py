@@ -168,6 +168,14 @@ def _add_lists(commands: Any) -> None:
     )
     _add_common(parser, "print a JSON array of statuses")
     parser.set_defaults(run=_remote("list_requests"))
+    parser = commands.add_parser(
+        "placement",
+        help="show which instances of each stage are wanted and there, and moves",
+        description="Show which instances of each stage are wanted and there, how busy they are, and which "
+        "moved, move, or would move to where the load is, and why.",
+    )
+    _add_common(parser, "print one JSON object")
+    parser.set_defaults(run=_remote("placement"))
     for verb, about in (("nodes", "list the nodes of the set"), ("workflows", "list what can be submitted")):
         parser = commands.add_parser(verb, help=about)
         _add_common(parser, "print a JSON array")

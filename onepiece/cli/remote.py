@@ -1,4 +1,4 @@
-"""The commands that talk to a proxy: submit, watch, result, cancel, list, nodes, drain, resume, workflows."""
+"""The commands that talk to a proxy: submit, watch, result, cancel, list, nodes, placement, drain, ..."""
 
 import argparse
 import asyncio
@@ -16,6 +16,7 @@ import anyio
 import onepiece
 from onepiece.cli import exits, inputs
 from onepiece.cli.columns import bytes_text, columns, seconds_text
+from onepiece.cli.placement import placement_text
 from onepiece.cli.progress import Display, RequestView, display
 from onepiece.client import Client, NodeInfo, RequestHandle, WorkflowInfo
 from onepiece.client.api import event_to_plain, status_to_plain, to_plain
@@ -115,6 +116,13 @@ async def nodes(client: Client, arguments: Arguments) -> int:
         for node in found
     ]
     print(columns(head, rows))
+    return exits.OK
+
+
+async def placement(client: Client, arguments: Arguments) -> int:
+    """Show what is wanted of each stage and what there is, and the moves and why."""
+    found = await client.placement()
+    print(_json(found) if arguments.json else placement_text(found))
     return exits.OK
 
 

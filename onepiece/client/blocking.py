@@ -107,6 +107,10 @@ class BlockingClient:
         """See ``Client.nodes``."""
         return _call(self._portal, self._client.nodes)
 
+    def placement(self) -> Mapping[str, Any]:
+        """See ``Client.placement``."""
+        return _call(self._portal, self._client.placement)
+
     def drain(self, node: str) -> NodeInfo:
         """See ``Client.drain``."""
         return _call(self._portal, lambda: self._client.drain(node))

@@ -194,6 +194,15 @@ class Client:
         answer = await self._connection.call("GET", "/v1/nodes")
         return [node_from_plain(each) for each in answer["nodes"]]
 
+    async def placement(self) -> Mapping[str, Any]:
+        """What the manager wants to run where, what does, and the moves: see ``GET /v1/placement``.
+
+        Raises:
+            NodeUnreachable: Nobody answers, or the manager does not.
+        """
+        answer: Mapping[str, Any] = await self._connection.call("GET", "/v1/placement")
+        return answer
+
     async def drain(self, node: str) -> NodeInfo:
         """Have a node take no new work; it finishes what it holds, and is ``drained`` when nothing is left.
 

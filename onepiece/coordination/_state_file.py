@@ -1,11 +1,12 @@
 """The manager's state in LMDB; the only file of this package that touches it.
 
-One table: ``counters`` holds the epoch and the next actor id, ``workflow/NAME`` each registered
-workflow. A state is written in one transaction with sync on, so that it is either there as a whole
-or not at all, whatever dies. All of this blocks, and belongs on a thread.
+One table: ``counters`` holds the epoch and the next actor id, ``moves`` what is wanted by load and the moves
+under way, ``workflow/NAME`` each registered workflow. A state is written in one transaction with sync on, so
+that it is either there as a whole or not at all, whatever dies. All of this blocks, and belongs on a thread.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -15,10 +16,12 @@ from attrs import define, field, frozen
 from onepiece.codec import decode_control, encode_control, register
 from onepiece.core.inventory import RegisteredWorkflow
 from onepiece.core.manager import ManagerState
+from onepiece.core.pending_move import PendingMove
 from onepiece.errors import CodecError, ConfigError, StoreFull
 from onepiece.owner_lock import lock_directory
 
 _COUNTERS: Final = b"counters"
+_MOVES: Final = b"moves"
 _WORKFLOW: Final = b"workflow/"
 _MAP_BYTES: Final = 256 << 20
 
@@ -32,6 +35,15 @@ class ManagerCounters:
 
     epoch: int
     next_actor_id: int
+
+
+@register
+@frozen
+class ManagerMoves:
+    """What is wanted by measured load, and the moves under way, of a ``ManagerState``."""
+
+    demand: Mapping[str, int]
+    moves: tuple[PendingMove, ...]
 
 
 register(RegisteredWorkflow)
@@ -69,14 +81,19 @@ class StateFile:
         with self._environment.begin() as transaction:
             pairs = [(bytes(key), bytes(value)) for key, value in transaction.cursor()]
         counters = ManagerCounters(0, 1)
+        moves = ManagerMoves({}, ())
         workflows: list[RegisteredWorkflow] = []
         for key, value in pairs:
             if key == _COUNTERS:
                 counters = self._decoded(value, ManagerCounters)
+            elif key == _MOVES:
+                moves = self._decoded(value, ManagerMoves)
             else:
                 workflows.append(self._decoded(value, RegisteredWorkflow))
         workflows.sort(key=lambda workflow: workflow.name)
-        return ManagerState(counters.epoch, counters.next_actor_id, tuple(workflows))
+        return ManagerState(
+            counters.epoch, counters.next_actor_id, tuple(workflows), moves.demand, moves.moves
+        )
 
     def write(self, state: ManagerState) -> None:
         """Replace the state; durable on return.
@@ -85,6 +102,7 @@ class StateFile:
             StoreFull: The disk took no more; the state before is intact.
         """
         wanted = {_COUNTERS: encode_control(ManagerCounters(state.epoch, state.next_actor_id))}
+        wanted[_MOVES] = encode_control(ManagerMoves(state.demand, state.moves))
         wanted |= {_WORKFLOW + each.name.encode(): encode_control(each) for each in state.workflows}
         try:
             with self._environment.begin(write=True) as transaction:

@@ -6,10 +6,10 @@ counted per device and in bytes.
 """
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol, Self
 
-from attrs import field, frozen, validators
+from attrs import evolve, field, frozen, validators
 
 
 class DeviceKind(enum.StrEnum):
@@ -71,6 +71,33 @@ class NodeInfo:
 
 
 @frozen
+class StageWork:
+    """What an actor has done since it began: finished runs, the sum of their seconds, and of the squares.
+
+    ``load_seconds`` is what its last load took, None before the first one is done; ``concurrency`` how
+    many runs it takes at once.
+    """
+
+    runs: int = 0
+    seconds: float = 0.0
+    squares: float = 0.0
+    load_seconds: float | None = None
+    concurrency: int = 1
+
+    def with_run(self, seconds: float) -> Self:
+        """One more run."""
+        return evolve(
+            self,
+            runs=self.runs + 1,
+            seconds=self.seconds + seconds,
+            squares=self.squares + seconds * seconds,
+        )
+
+
+_NO_WORK: Final = StageWork()
+
+
+@frozen
 class ActorReport:
     """One actor as its node sees it, part of each heartbeat.
 
@@ -89,6 +116,7 @@ class ActorReport:
     error: str | None = None
     digest: str = ""
     schema_text: str = ""
+    work: StageWork = _NO_WORK
 
 
 @frozen
@@ -128,6 +156,11 @@ class _StageSpec(Protocol):
     def instances(self) -> int: ...
 
 
+class _Node(Protocol):
+    @property
+    def stage(self) -> str: ...
+
+
 class _Graph(Protocol):
     """The part of ``onepiece.graph.WorkflowGraph`` that matters here.
 
@@ -144,13 +177,16 @@ class _Graph(Protocol):
     def schema_text(self) -> str: ...
     @property
     def stages(self) -> Mapping[str, _StageSpec]: ...
+    @property
+    def nodes(self) -> Sequence[_Node]: ...
 
 
 @frozen
 class RegisteredWorkflow:
     """A workflow as the NodeManager keeps it: enough to place it, not enough to run it.
 
-    ``module`` is ``module:attribute``; workers import it themselves and compare ``digest``.
+    ``module`` is ``module:attribute``; workers import it themselves and compare ``digest``. ``steps`` are
+    the stages that a request goes through, each as often as it does; none: each stage once.
     """
 
     name: str
@@ -158,6 +194,7 @@ class RegisteredWorkflow:
     digest: str
     schema_text: str
     stages: tuple[StageNeed, ...]
+    steps: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, graph: _Graph) -> Self:
@@ -178,7 +215,13 @@ class RegisteredWorkflow:
                 )
                 for _, spec in sorted(graph.stages.items())
             ),
+            steps=tuple(node.stage for node in graph.nodes),
         )
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The stages that a request goes through."""
+        return self.steps or tuple(need.stage for need in self.stages)
 
 
 def stage_needs(workflows: Iterable[RegisteredWorkflow]) -> dict[str, StageNeed]:

@@ -28,6 +28,7 @@ from typing import Final, TypeAlias
 from attrs import define, evolve, field, frozen
 
 from onepiece.core.actors import Actor
+from onepiece.core.balance import BalanceConfig, BalanceMachine, NodeTold
 from onepiece.core.inventory import RegisteredWorkflow, shortened
 from onepiece.core.machine import Machine
 from onepiece.core.membership import (
@@ -44,11 +45,16 @@ from onepiece.core.membership import (
     NodeSuspected,
     Tick,
 )
+from onepiece.core.move_book import MoveBook
+from onepiece.core.pending_move import PendingMove
 from onepiece.core.placement import PlacementMachine
 from onepiece.core.placement_events import (
     ActorFailed,
     ActorsReported,
     DemandChanged,
+    KeepMoves,
+    MovesOrdered,
+    MoveTold,
     PlacementConfig,
     PlacementEvent,
     ReserveActorIds,
@@ -60,6 +66,8 @@ from onepiece.core.placement_events import (
     WorkerJoined,
     WorkflowsChanged,
 )
+from onepiece.core.placement_view import PlacementView
+from onepiece.core.registration import why_not_same, why_not_shared
 from onepiece.core.routing import (
     ActorRoute,
     NodeRoute,
@@ -82,6 +90,7 @@ class ManagerConfig:
 
     membership: MembershipConfig = field(factory=MembershipConfig)
     placement: PlacementConfig = field(factory=PlacementConfig)
+    balance: BalanceConfig = field(factory=BalanceConfig)
     workflows_max: int = 256
 
     def __attrs_post_init__(self) -> None:
@@ -94,12 +103,14 @@ class ManagerState:
     """What outlives a manager: kept by the coordinator, handed to the next one that leads.
 
     ``epoch`` is the leading manager's, and grows with each; ``next_actor_id`` is above all ids that
-    may have been used.
+    may have been used. ``demand`` and ``moves`` are those of the ``MoveBook``.
     """
 
     epoch: int = 0
     next_actor_id: int = 1
     workflows: tuple[RegisteredWorkflow, ...] = ()
+    demand: Mapping[str, int] = field(factory=dict)
+    moves: tuple[PendingMove, ...] = ()
 
 
 # --- events ------------------------------------------------------------------------------------
@@ -178,10 +189,11 @@ ManagerEffect: TypeAlias = (
     | SendAssign
     | SendUnassign
     | Expel
+    | MoveTold
     | ActorFailed
     | MembershipNotice
 )
-"""``ActorFailed`` and membership's notices are for the log; the others ask for something."""
+"""``MoveTold``, ``ActorFailed`` and membership's notices are for the log; the others ask for something."""
 
 
 # --- the machine -------------------------------------------------------------------------------
@@ -200,6 +212,7 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
     state: ManagerState
     _membership: MembershipMachine = field(init=False)
     _placement: PlacementMachine = field(init=False)
+    _balance: BalanceMachine = field(init=False)
     _table: RouteTable = field(init=False)
     _first_joined_at: float | None = field(default=None, init=False)
     _published_at: float = field(default=float("-inf"), init=False)
@@ -217,7 +230,9 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
             manager_epoch=self.state.epoch,
             first_actor_id=self.state.next_actor_id,
             workflows=self.state.workflows,
+            book=MoveBook(demand=self.state.demand, pending=self.state.moves),
         )
+        self._balance = BalanceMachine(config=self.config.balance)
         self._table = RouteTable(RouteEpoch(self.state.epoch, 0))
 
     @property
@@ -236,8 +251,9 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         return self._placement.actors
 
     def next_deadline(self, now: float) -> float | None:
-        """The earliest of membership's, placement's, and the end of holding routes back."""
-        deadlines = [self._membership.next_deadline(now), self._placement.next_deadline(now)]
+        """The earliest of the parts', and the end of holding routes back."""
+        parts = (self._membership, self._placement, self._balance)
+        deadlines = [part.next_deadline(now) for part in parts]
         holds_until = self._holds_until()
         if holds_until is not None and now < holds_until < float("inf"):
             deadlines.append(holds_until)
@@ -253,6 +269,7 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         assert living == self._placement.workers.keys()
         assert all(actor.actor_id < self.state.next_actor_id for actor in self.actors.values())
         assert self.state.workflows == self._placement.workflows
+        assert self.state.moves == self._placement.book.pending
         assert self._table.epoch.manager == self.state.epoch
 
     def _has_changed(self, event: ManagerEvent, effects: list[ManagerEffect]) -> bool:
@@ -288,13 +305,30 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
                     effects += self._place(
                         WorkerChanged(node_id, suspect=True, draining=worker.draining), now
                     )
-                case NodeDied(node_id=node_id) if node_id in self._placement.workers:
-                    effects += self._place(WorkerDied(node_id), now)
+                case NodeDied(node_id=node_id):
+                    self._balance.forget_node(node_id)
+                    if node_id in self._placement.workers:
+                        effects += self._place(WorkerDied(node_id), now)
         if isinstance(event, HeartbeatReceived) and not any(isinstance(e, NodeJoined) for e in effects):
             effects += self._on_accepted_heartbeat(event, now)
         elif isinstance(event, Tick):
             effects += self._place(TimePassed(), now)
+            effects += self._look_around(now)
         return effects
+
+    def _look_around(self, now: float) -> list[ManagerEffect]:
+        """Let balance see what there is, and have the moves carried out that it finds worth it."""
+        due_at = self._balance.next_deadline(now)
+        if due_at is None or now < due_at:
+            return []
+        effects: list[ManagerEffect] = []
+        for proposal in self._balance.handle(self._placement.seen(), now):
+            effects += self._place(MovesOrdered(proposal.moves), now)
+        return effects
+
+    def view(self, now: float) -> PlacementView:
+        """What is wanted, what there is, and the moves."""
+        return self._placement.view(self._balance, now)
 
     def _on_joined(self, event: HeartbeatReceived, now: float) -> list[ManagerEffect]:
         if self._first_joined_at is None:
@@ -316,6 +350,9 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
 
     def _on_accepted_heartbeat(self, event: HeartbeatReceived, now: float) -> list[ManagerEffect]:
         node_id = event.node.node_id
+        if self._membership.is_member(node_id, event.node.incarnation):
+            told = NodeTold(node_id, event.node.incarnation, event.actors, event.offered)
+            self._balance.handle(told, now)
         worker = self._placement.workers.get(node_id)
         if worker is None or worker.node.incarnation != event.node.incarnation:
             return []
@@ -330,11 +367,11 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         if known.get(offered.name) == offered:
             return [ConfirmWorkflow(offered.name, offered.digest)]
         if not event.replaces:
-            mismatch = _why_not_same(known.get(offered.name), offered)
+            mismatch = why_not_same(known.get(offered.name), offered)
             if mismatch is not None:
                 return [RefuseWorkflow(offered.name, offered.digest, shortened(mismatch), is_mismatch=True)]
         others = tuple(workflow for workflow in self.state.workflows if workflow.name != offered.name)
-        conflict = _why_not_shared(others, offered)
+        conflict = why_not_shared(others, offered)
         if conflict is not None:
             return [RefuseWorkflow(offered.name, offered.digest, shortened(conflict), is_mismatch=True)]
         if len(others) >= self.config.workflows_max:
@@ -358,10 +395,13 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
     def _place(self, event: PlacementEvent, now: float) -> list[ManagerEffect]:
         effects: list[ManagerEffect] = []
         for effect in self._placement.handle(event, now):
-            if isinstance(effect, ReserveActorIds):
-                effects += self._store(evolve(self.state, next_actor_id=effect.below))
-            else:
-                effects.append(effect)
+            match effect:
+                case ReserveActorIds(below):
+                    effects += self._store(evolve(self.state, next_actor_id=below))
+                case KeepMoves(demand, moves):
+                    effects += self._store(evolve(self.state, demand=demand, moves=moves))
+                case _:
+                    effects.append(effect)
         return effects
 
     def _store(self, state: ManagerState) -> list[ManagerEffect]:
@@ -445,30 +485,3 @@ def _actor_route(actor: Actor) -> ActorRoute:
 def _workflow_route(workflow: RegisteredWorkflow) -> WorkflowRoute:
     stages = tuple(need.stage for need in workflow.stages)
     return WorkflowRoute(workflow.name, workflow.module, workflow.digest, stages)
-
-
-def _why_not_same(known: RegisteredWorkflow | None, offered: RegisteredWorkflow) -> str | None:
-    if known is None:
-        return None
-    if known.digest == offered.digest and known.module == offered.module:
-        return (
-            f"workflow {offered.name!r} is registered with other resources: {known.stages!r}; "
-            f"offered were {offered.stages!r}"
-        )
-    return (
-        f"another version of workflow {offered.name!r} is registered; install the same on all nodes. "
-        f"Registered ({known.module}, digest {known.digest}):\n{known.schema_text}\n"
-        f"Offered ({offered.module}, digest {offered.digest}):\n{offered.schema_text}"
-    )
-
-
-def _why_not_shared(others: tuple[RegisteredWorkflow, ...], offered: RegisteredWorkflow) -> str | None:
-    needs = {need.stage: need for need in offered.stages}
-    for workflow in others:
-        for need in workflow.stages:
-            if needs.get(need.stage, need) != need:
-                return (
-                    f"workflows {workflow.name!r} and {offered.name!r} share the stage {need.stage} in "
-                    f"different versions: {need!r} and {needs[need.stage]!r}"
-                )
-    return None

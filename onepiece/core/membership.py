@@ -136,6 +136,8 @@ class HeartbeatReceived:
     routes: RouteEpoch | None = None
     drained: bool = False
     """It drains, and holds nothing any more."""
+    offered: Mapping[str, int] = field(factory=dict)
+    """Requests of each workflow that its proxy was asked for, in this life."""
 
 
 @frozen

@@ -54,6 +54,11 @@ class StageLimits:
         assert self.instances_max is None or self.instances_max >= self.instances_min
         assert self.per_node_max is None or self.per_node_max >= 1
 
+    def clamped(self, instances: int) -> int:
+        """The nearest number of instances that is allowed."""
+        least = max(instances, self.instances_min)
+        return least if self.instances_max is None else min(least, self.instances_max)
+
 
 @frozen
 class Load:

@@ -22,37 +22,40 @@ promises:
   ``first_actor_id`` are those of an earlier life. After a restart placement waits
   ``adoption_seconds`` from the first worker on, so that the others can report what they run.
 
-What it does not do: move load between devices that work. That needs measured demand, which comes in
-as ``DemandChanged``.
+* A move of an instance to where the load is comes in as ``MovesOrdered`` and is carried out as ``move_book``
+  says; what must outlive the manager is in a ``KeepMoves`` effect before the orders that rely on it.
+
+What it does not do: decide about such moves. That needs measured demand (``balance``).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from attrs import define, evolve, field
 
-from onepiece.core.actors import Actor, ActorLife, ActorTrigger, Assign, Unassign, describe_mismatch
+from onepiece.core.actor_table import ActorTable
+from onepiece.core.actors import Actor, ActorLife, ActorTrigger, Unassign, describe_mismatch
+from onepiece.core.balance import BalanceMachine, LookedAround
 from onepiece.core.inventory import (
     ActorReport,
     ActorState,
     NodeInfo,
-    RegisteredWorkflow,
-    StageNeed,
-    shortened,
     stage_needs,
-    users_of,
 )
-from onepiece.core.machine import Machine
+from onepiece.core.move_book import Abandon, MoveBook, StartNew, StopOld, Switch, next_step
+from onepiece.core.moves import Move
 from onepiece.core.packing import Chosen, desired_instances, pack
+from onepiece.core.pending_move import PendingMove
 from onepiece.core.placement_events import (
-    ActorFailed,
     ActorsReported,
     DemandChanged,
-    PlacementConfig,
+    KeepMoves,
+    MovesOrdered,
+    MoveTold,
     PlacementEffect,
     PlacementEvent,
     ReserveActorIds,
-    SendAssign,
     SendUnassign,
     TimePassed,
     WorkerChanged,
@@ -60,18 +63,16 @@ from onepiece.core.placement_events import (
     WorkerJoined,
     WorkflowsChanged,
 )
-from onepiece.core.retries import Trouble, failures_by_node
+from onepiece.core.placement_view import PlacementView, view_of
+from onepiece.core.retries import failures_by_node
 from onepiece.core.workers import Gathering, Worker, assert_memory_fits, rooms_of
 
 _ACTOR_ID_MAX: Final = 1 << 53
 """Beyond it a node's word is not believed."""
 
-_ID_BLOCK: Final = 64
-"""Ids reserved beyond the need, so that few writes are needed."""
-
 
 @define(kw_only=True, eq=False)
-class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
+class PlacementMachine(ActorTable):
     """Which actors there should be; see the module's text.
 
     Args:
@@ -79,33 +80,23 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         manager_epoch: Of the manager that gives the orders.
         first_actor_id: Above all ids that an earlier manager may have used; 1 if there was none.
         workflows: Those registered at the beginning.
+        book: The moves that an earlier manager had under way, and what is wanted by them.
     """
 
-    config: PlacementConfig = field(factory=PlacementConfig)
-    manager_epoch: int
-    first_actor_id: int
-    workflows: tuple[RegisteredWorkflow, ...] = ()
-    _next_actor_id: int = field(init=False)
-    _reserved_below: int = field(init=False)
-    _needs: dict[str, StageNeed] = field(factory=dict, init=False)
+    book: MoveBook = field(factory=MoveBook)
+    _kept: MoveBook = field(init=False)
+    """As it was last stored."""
     _wanted: dict[str, int] = field(factory=dict, init=False)
-    _demand: dict[str, int] = field(factory=dict, init=False)
-    _workers: dict[str, Worker] = field(factory=dict, init=False)
-    _actors: dict[int, Actor] = field(factory=dict, init=False)
-    _troubles: dict[str, Trouble] = field(factory=dict, init=False)
     _unplaced: dict[str, str] = field(factory=dict, init=False)
     _gathering: Gathering = field(factory=Gathering, init=False)
     _is_open: bool = field(default=False, init=False)
-    _is_dirty: bool = field(default=False, init=False)
-    """What should be is to be compared with what is."""
     _checked: int = field(default=-1, init=False)
-    revision: int = field(default=0, init=False)
-    """Grows with each change of actors, workers or problems."""
 
     def __attrs_post_init__(self) -> None:
         self._next_actor_id = self._reserved_below = self.first_actor_id
         self._needs = stage_needs(self.workflows)
-        self._wanted = desired_instances(self.workflows)
+        self._kept = self.book
+        self._wanted = self._desired()
 
     @property
     def workers(self) -> Mapping[str, Worker]:
@@ -116,6 +107,34 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
     def actors(self) -> Mapping[int, Actor]:
         """All actors that are not gone yet, by id."""
         return self._actors
+
+    def seen(self) -> LookedAround:
+        """What rebalancing looks at."""
+        moving = {move.new_id for move in self.book.pending if move.new_id is not None}
+        moving |= {actor_id for move in self.book.pending for actor_id in move.replaces}
+        return LookedAround(
+            self.workflows,
+            dict(self._needs),
+            tuple(self._workers.values()),
+            tuple(self._actors.values()),
+            frozenset(moving),
+            self.config.limits,
+            on_cpu=self._falls_back(),
+        )
+
+    def view(self, balance: BalanceMachine, now: float) -> PlacementView:
+        """What is wanted, what there is, and the moves."""
+        return view_of(
+            balance,
+            self.book,
+            self.workflows,
+            self._needs,
+            self._wanted,
+            self._actors,
+            self.config.limits,
+            self.problems(),
+            now,
+        )
 
     def problems(self) -> dict[str, str]:
         """By stage: why it has fewer ready actors than it should, in words."""
@@ -157,7 +176,8 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         effects: list[PlacementEffect] = []
         match event:
             case WorkflowsChanged():
-                self.workflows, self._needs = event.workflows, stage_needs(event.workflows)
+                before, self._needs = self._needs, stage_needs(event.workflows)
+                self.workflows, self.book = event.workflows, self.book.of(before, self._needs, now)
                 self._troubles.clear()
                 self._is_dirty = True
             case WorkerJoined():
@@ -172,8 +192,11 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
             case ActorsReported():
                 effects += self._on_reported(event.node_id, event.actors, now)
             case DemandChanged():
-                self._demand = dict(event.instances)
+                self.book = self.book.with_demand(event.instances)
                 self._is_dirty = True
+            case MovesOrdered(moves):
+                for move in moves if self._is_open else ():
+                    effects += self._order_move(move, now)
             case TimePassed():
                 effects += self._end_long_loads(now)
         self._on_time(now)
@@ -181,7 +204,16 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
             self._is_dirty = False
             self.revision += 1
             effects += self._replan(now)
-        return effects
+        return self._with_moves_kept(effects)
+
+    def _with_moves_kept(self, effects: list[PlacementEffect]) -> list[PlacementEffect]:
+        """What is to be stored stands before the orders that rely on it."""
+        kept, self._kept = self._kept, self.book
+        if (kept.demand, kept.pending) == (self.book.demand, self.book.pending):
+            return effects
+        first = [effect for effect in effects if isinstance(effect, ReserveActorIds)]
+        others = [effect for effect in effects if not isinstance(effect, ReserveActorIds)]
+        return [*first, KeepMoves(self.book.demand, self.book.pending), *others]
 
     def _has_changed(self, event: PlacementEvent, effects: list[PlacementEffect]) -> bool:
         before, self._checked = self._checked, self.revision
@@ -309,9 +341,9 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
     # --- what should be
 
     def _replan(self, now: float) -> list[PlacementEffect]:
-        self._wanted = desired_instances(self.workflows, self._demand)
+        effects = self._advance_moves(now)
+        self._wanted = self._desired()
         self._troubles = {s: trouble for s, trouble in self._troubles.items() if s in self._wanted}
-        effects: list[PlacementEffect] = []
         for actor in list(self._actors.values()):
             effects += self._correct(actor, now)
         for stage, count in self._wanted.items():
@@ -324,6 +356,62 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         effects += self._place_missing(now)
         effects += self._stop_replaced(now)
         return effects
+
+    def _desired(self) -> dict[str, int]:
+        wanted = desired_instances(self.workflows, self.book.demand)
+        return {
+            stage: limits.clamped(count) if (limits := self.config.limits.get(stage)) else count
+            for stage, count in wanted.items()
+        }
+
+    # --- moves
+
+    def _order_move(self, move: Move, now: float) -> list[PlacementEffect]:
+        if move.stage not in self._needs:
+            return []
+        serving = Counter(actor.stage for actor in self._actors.values() if actor.serves)
+        taking = self._rooms(only_taking=True)
+        before, need = self.book, self._needs[move.stage]
+        self.book = before.order(move, self._actors, taking, need, serving)
+        if self.book is before:
+            return []
+        self._is_dirty = True
+        begun = self.book.pending[-1]
+        return [MoveTold(begun, "begun", begun.reason), *self._advance_moves(now)]
+
+    def _advance_moves(self, now: float) -> list[PlacementEffect]:
+        effects: list[PlacementEffect] = []
+        for move in self.book.pending if self._is_open else ():
+            match next_step(move, self._actors, self._workers, self._needs, self._rooms()):
+                case StopOld():
+                    effects += self._stop_old(move, now)
+                case StartNew():
+                    effects += self._start_moved(move, now)
+                case Switch():
+                    self.book = self.book.switched(move, now)
+                    effects += [MoveTold(move, "done", move.reason), *self._stop_old(move, now)]
+                case Abandon(reason):
+                    self.book = self.book.abandon(move, reason, now)
+                    effects.append(MoveTold(move, "abandoned", reason))
+        return effects
+
+    def _start_moved(self, move: PendingMove, now: float) -> list[PlacementEffect]:
+        effects = self._reserve(self._next_actor_id + 1)
+        actor = self._new_actor(Chosen(move.stage, move.node_id, move.devices), now)
+        self.book = self.book.started(move, actor.actor_id)
+        return [*effects, self._order_start(actor, now)]
+
+    def _stop_old(self, move: PendingMove, now: float) -> list[PlacementEffect]:
+        old = [self._actors[actor_id] for actor_id in move.replaces if actor_id in self._actors]
+        reason = f"its device goes to {move.stage}"
+        return [
+            effect
+            for actor in old
+            if actor.life is not ActorLife.STOPPING
+            for effect in self._stop(actor, reason, now)
+        ]
+
+    # --- corrections
 
     def _correct(self, actor: Actor, now: float) -> list[PlacementEffect]:
         """Retire or stop an actor that should not be where it is."""
@@ -387,29 +475,6 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
         self._next_actor_id = max(self._next_actor_id, max(used, default=0) + 1)
         return self._reserve(self._next_actor_id)
 
-    def _reserve(self, below: int) -> list[PlacementEffect]:
-        if below <= self._reserved_below:
-            return []
-        self._reserved_below = below + _ID_BLOCK
-        return [ReserveActorIds(self._reserved_below)]
-
-    def _new_actor(self, chosen: Chosen, now: float) -> Actor:
-        actor_id = self._next_actor_id
-        self._next_actor_id += 1
-        workflow = users_of(chosen.stage, self.workflows)[0]
-        return Actor(
-            actor_id=actor_id,
-            stage=chosen.stage,
-            workflow=workflow.name,
-            digest=workflow.digest,
-            node_id=chosen.node_id,
-            incarnation=self._workers[chosen.node_id].node.incarnation,
-            devices=chosen.devices,
-            memory_bytes=self._needs[chosen.stage].memory_bytes,
-            life=ActorLife.ASSIGNED,
-            ordered_at=now,
-        )
-
     def _stop_replaced(self, now: float) -> list[PlacementEffect]:
         effects: list[PlacementEffect] = []
         for actor in [a for a in self._actors.values() if a.life is ActorLife.RETIRING]:
@@ -418,79 +483,3 @@ class PlacementMachine(Machine[PlacementEvent, PlacementEffect]):
             elif self._is_outdated(actor) and actor.stage in self._unplaced:
                 effects += self._stop(actor, "it makes room for the version that replaces it", now)
         return effects
-
-    # --- single steps
-
-    def _move(self, actor: Actor, trigger: ActorTrigger, now: float) -> None:
-        moved = actor.moved(trigger, now)
-        if moved is not actor:
-            self._put(moved)
-            self._is_dirty = True
-
-    def _put(self, actor: Actor) -> Actor:
-        self._actors[actor.actor_id] = actor
-        self.revision += 1
-        return actor
-
-    def _forget(self, actor: Actor) -> None:
-        del self._actors[actor.actor_id]
-        self._is_dirty = True
-
-    def _fail(self, actor: Actor, reason: str, now: float) -> list[PlacementEffect]:
-        reason = shortened(reason)
-        effects = self._record_failure(actor, reason, now)
-        return effects + self._stop(evolve(actor, error=reason), reason, now)
-
-    def _record_failure(self, actor: Actor, reason: str, now: float) -> list[PlacementEffect]:
-        ready_since = actor.ready_since
-        is_proven = ready_since is not None and now - ready_since >= self.config.proven_seconds
-        earlier = None if is_proven else self._troubles.get(actor.stage)
-        where = f"actor {actor.actor_id} on {actor.node_id} ({', '.join(actor.devices)})"
-        trouble = self.config.retries.after_failure(earlier, f"{where}: {reason}", actor.node_id, now)
-        self._troubles[actor.stage] = trouble
-        self._is_dirty = True
-        return [ActorFailed(actor.actor_id, actor.stage, actor.node_id, reason)]
-
-    def _stop(self, actor: Actor, reason: str, now: float) -> list[PlacementEffect]:
-        self._is_dirty = True
-        stopping = evolve(actor.moved(ActorTrigger.STOPPED, now), stop_reason=reason)
-        return [self._order_stop(stopping, now)]
-
-    def _order_stop(self, actor: Actor, now: float) -> SendUnassign:
-        self._put(evolve(actor, ordered_at=now))
-        order = Unassign(actor.actor_id, actor.stop_reason, self.manager_epoch)
-        return SendUnassign(actor.node_id, actor.incarnation, order)
-
-    def _order_start(self, actor: Actor, now: float) -> SendAssign:
-        users = users_of(actor.stage, self.workflows)
-        workflow = next((each for each in users if each.name == actor.workflow), users[0])
-        self._put(evolve(actor, ordered_at=now, workflow=workflow.name, digest=workflow.digest))
-        order = Assign(
-            actor_id=actor.actor_id,
-            stage=actor.stage,
-            workflow=workflow.name,
-            module=workflow.module,
-            digest=workflow.digest,
-            devices=actor.devices,
-            memory_bytes=actor.memory_bytes,
-            manager_epoch=self.manager_epoch,
-        )
-        return SendAssign(actor.node_id, actor.incarnation, order)
-
-    # --- queries
-
-    def _is_due(self, actor: Actor, now: float) -> bool:
-        return now >= actor.ordered_at + self.config.resend_seconds
-
-    def _count_ready(self, stage: str) -> int:
-        return sum(a.stage == stage and a.life is ActorLife.READY for a in self._actors.values())
-
-    def _count_serving(self, stage: str) -> int:
-        return sum(actor.stage == stage and actor.serves for actor in self._actors.values())
-
-    def _digests(self, stage: str) -> set[str]:
-        return {workflow.digest for workflow in users_of(stage, self.workflows)}
-
-    def _falls_back(self) -> bool:
-        """GPU stages run on processors, as no worker has any GPU."""
-        return self.config.allow_cpu_fallback and not any(w.has_gpu for w in self._workers.values())

@@ -7,6 +7,9 @@ from attrs import field, frozen
 
 from onepiece.core.actors import Assign, Unassign
 from onepiece.core.inventory import ActorReport, NodeInfo, RegisteredWorkflow
+from onepiece.core.move_board import StageLimits
+from onepiece.core.moves import Move
+from onepiece.core.pending_move import PendingMove
 from onepiece.core.retries import RetryPolicy
 
 
@@ -25,6 +28,8 @@ class PlacementConfig:
     proven_seconds: float = 60.0
     actors_max: int = 2048
     allow_cpu_fallback: bool = True
+    limits: Mapping[str, StageLimits] = field(factory=dict)
+    """What an operator wants of a stage whatever its definition and the load say."""
 
     def __attrs_post_init__(self) -> None:
         assert self.workers_expected >= 0
@@ -86,12 +91,26 @@ class DemandChanged:
 
 
 @frozen
+class MovesOrdered:
+    """These moves are worth it: carry them out."""
+
+    moves: tuple[Move, ...]
+
+
+@frozen
 class TimePassed:
     """A moment that was asked for is here."""
 
 
 PlacementEvent: TypeAlias = (
-    WorkflowsChanged | WorkerJoined | WorkerChanged | WorkerDied | ActorsReported | DemandChanged | TimePassed
+    WorkflowsChanged
+    | WorkerJoined
+    | WorkerChanged
+    | WorkerDied
+    | ActorsReported
+    | DemandChanged
+    | MovesOrdered
+    | TimePassed
 )
 
 
@@ -124,6 +143,23 @@ class ReserveActorIds:
 
 
 @frozen
+class KeepMoves:
+    """Store, before anything after it is carried out, what is wanted and which moves are under way."""
+
+    demand: Mapping[str, int]
+    moves: tuple[PendingMove, ...]
+
+
+@frozen
+class MoveTold:
+    """A move has begun (``outcome`` "begun"), is done, or was abandoned, and why; for the log."""
+
+    move: PendingMove
+    outcome: str
+    reason: str
+
+
+@frozen
 class ActorFailed:
     """An actor failed, and why; for the log."""
 
@@ -133,4 +169,4 @@ class ActorFailed:
     reason: str
 
 
-PlacementEffect: TypeAlias = SendAssign | SendUnassign | ReserveActorIds | ActorFailed
+PlacementEffect: TypeAlias = SendAssign | SendUnassign | ReserveActorIds | KeepMoves | MoveTold | ActorFailed

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
+from onepiece.core.placement_view import PlacementView
 from onepiece.graph import WorkflowGraph
 from onepiece.requests import RequestEvent, RequestStatus
 
@@ -69,6 +70,10 @@ class Frontend(Protocol):
 
         Raises ``UnknownNode``, ``NodeUnreachable`` if it does not answer, ``NotReady`` if it is stopping.
         """
+        ...
+
+    async def placement(self) -> PlacementView:
+        """What the manager wants to run where; raises ``NodeUnreachable`` if it does not answer."""
         ...
 
     def check_admission(self, workflow: str, body_bytes: int | None) -> None:

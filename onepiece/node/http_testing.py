@@ -20,6 +20,7 @@ import anyio.lowlevel
 from attrs import define, evolve, field
 
 from onepiece.codec import VALUE_CONTENT_TYPE, value_to_bytes
+from onepiece.core.placement_view import PlacementView
 from onepiece.errors import (
     NotReady,
     OnePieceError,
@@ -97,6 +98,7 @@ class FakeFrontend:
         self.asked_admission: list[tuple[str, int | None]] = []
         self.readiness_now = Readiness(ready=True, live=True, draining=False, waiting_for=())
         self.node_views: Sequence[NodeView] = ()
+        self.placement_now = PlacementView("advise", (), (), {}, 0, 0)
         self.requests_by_uid: dict[str, FakeRequest] = {}
         self.owned_elsewhere: dict[str, str] = {}
         """The HTTP address of the proxy that owns a request, by UID."""
@@ -127,6 +129,10 @@ class FakeFrontend:
                 self.node_views = [*self.node_views[:number], changed, *self.node_views[number + 1 :]]
                 return changed
         raise UnknownNode(f"no node {node!r}", node=node)
+
+    async def placement(self) -> PlacementView:
+        """What the test set."""
+        return self.placement_now
 
     def check_admission(self, workflow: str, body_bytes: int | None) -> None:
         """Raise what the test set, or for an unknown workflow."""

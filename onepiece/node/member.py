@@ -8,7 +8,7 @@ gone, and the memory of their models with them, it takes a higher incarnation an
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from attrs import evolve
 
@@ -64,6 +64,8 @@ class Member:
         self.draining = False
         self.holds_nothing: Callable[[], bool] = lambda: False
         """Whether a node that drains has drained."""
+        self.offered: Callable[[], Mapping[str, int]] = dict
+        """What the proxy of this process was asked for, by workflow."""
         self._has_left = False
         self._is_expelled = False
         self._newest_heard = 0
@@ -106,7 +108,9 @@ class Member:
     def _send(self) -> None:
         actors = self._host.reports() if self._host is not None else ()
         drained = self.draining and self.holds_nothing()
-        heartbeat = Heartbeat(self.info, actors, self.draining, self._routes.table.epoch, drained)
+        heartbeat = Heartbeat(
+            self.info, actors, self.draining, self._routes.table.epoch, drained, dict(self.offered())
+        )
         self._outbox.post(self._manager_address, heartbeat, replaces="heartbeat")
 
     def _on_routes(self, published: PublishedRoutes) -> None:

@@ -200,6 +200,8 @@ async def _compose(
 
     member = _make_member(options, info, env, imports, proxy, stop, next_life)
     wake.target = member.wake
+    if proxy is not None:
+        member.offered = lambda: proxy.offered
     member.attach(control, host)
     if "manager" in options.roles:
         coordinator = parts.open_coordinator(state_dir / "manager")
@@ -385,6 +387,7 @@ def _make_proxy(options: NodeOptions, env: Environment, tasks: asyncio.TaskGroup
         budget=RequestBudget(BudgetLimits(total=options.requests_max, each=options.requests_max)),
         timeout_seconds=options.request_timeout_seconds,
         copies=options.copies,
+        manager_address=_manager_address(options, env.control_address),
     )
 
 

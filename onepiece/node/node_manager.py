@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from onepiece.coordination import Coordinator
+from onepiece.core.balance import BalanceConfig, patience
 from onepiece.core.inventory import RegisteredWorkflow
 from onepiece.core.manager import (
     ConfirmWorkflow,
@@ -33,14 +34,16 @@ from onepiece.core.membership import (
     NodeState,
     Tick,
 )
-from onepiece.core.placement_events import ActorFailed, PlacementConfig, SendAssign, SendUnassign
+from onepiece.core.placement_events import ActorFailed, MoveTold, PlacementConfig, SendAssign, SendUnassign
 from onepiece.core.routing import RouteTable
 from onepiece.errors import OnePieceError, SchemaMismatch, StoreFull
 from onepiece.log import get_logger
 from onepiece.messages import (
     CONTROL_REGION,
+    AskPlacement,
     Farewell,
     Heartbeat,
+    PlacementShown,
     PublishedRoutes,
     RegisterWorkflow,
     WorkflowRegistered,
@@ -52,6 +55,7 @@ from onepiece.runtime.workflows import WorkflowImports
 
 _EVENTS_MAX: Final = 16_384
 _SETTLE_SECONDS: Final = 0.2
+_LOOK_SECONDS: Final = 5.0
 _STORE_AGAIN_SECONDS: Final = 0.5
 
 
@@ -109,7 +113,11 @@ class ManagerService:
         """Receive heartbeats, farewells and registrations."""
         control.on(Heartbeat, self._on_heartbeat)
         control.on(Farewell, lambda message: self._enqueue(NodeLeft(message.node_id, message.incarnation)))
+        control.on(AskPlacement, self._on_asked)
         control.on(RegisterWorkflow, lambda message: self._tasks.create_task(self._register(message)))
+
+    def _on_asked(self, ask: AskPlacement) -> None:
+        self._outbox.post(ask.reply_to, PlacementShown(ask.call, self._machine.view(self._now())))
 
     async def run(self) -> None:
         """Handle events and deadlines until cancelled."""
@@ -152,6 +160,7 @@ class ManagerService:
                 draining=heartbeat.draining,
                 routes=heartbeat.routes,
                 drained=heartbeat.drained,
+                offered=heartbeat.offered,
             )
         )
 
@@ -185,6 +194,10 @@ class ManagerService:
             case RefuseWorkflow(name, digest, reason):
                 get_logger().error("workflow_refused", workflow=name, reason=reason)
                 self._answer(name, digest, SchemaMismatch(reason, workflow=name))
+            case MoveTold(move, outcome, reason):
+                get_logger().info(
+                    f"move_{outcome}", stage=move.stage, donor=move.donor, node=move.node_id, reason=reason
+                )
             case ActorFailed(actor_id, stage, node_id, reason):
                 get_logger().error("actor_failed", actor=actor_id, stage=stage, node=node_id, reason=reason)
             case _:
@@ -246,5 +259,11 @@ def _config(options: NodeOptions) -> ManagerConfig:
             workers_expected=options.workers,
             settle_seconds=_SETTLE_SECONDS,
             adoption_seconds=max(3.0, 2 * heartbeat),
+            limits=options.limits,
+        ),
+        balance=BalanceConfig(
+            mode=options.rebalance,
+            look_seconds=min(_LOOK_SECONDS, options.rebalance_seconds / 6),
+            policy=patience(options.rebalance_seconds),
         ),
     )

@@ -6,13 +6,16 @@ and the file's key are made from its name, so that none of the three can be forg
 
 import argparse
 import os
+import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import field, frozen
 
+from onepiece.core.balance import RebalanceMode
+from onepiece.core.move_board import StageLimits
 from onepiece.errors import ConfigError
 from onepiece.ids import NODE_NAME_CHARACTERS_MAX, is_node_name
 from transports import Address, TransportError
@@ -53,6 +56,9 @@ class NodeOptions:
     requests_max: int = 1000
     body_bytes_max: int = 64 * _MIB
     workers: int = 1
+    rebalance: RebalanceMode = RebalanceMode.ADVISE
+    rebalance_seconds: float = 60.0
+    limits: Mapping[str, StageLimits] = field(factory=dict)
     heartbeat_seconds: float = 0.5
     lease_seconds: float = 6.0
     drain_seconds: float = 30.0
@@ -144,6 +150,29 @@ def _level(value: str) -> str:
     return value
 
 
+def _mode(value: str) -> RebalanceMode:
+    if value not in {mode.value for mode in RebalanceMode}:
+        raise ValueError("write off, advise or on")
+    return RebalanceMode(value)
+
+
+def _limits(rows: Iterable[str]) -> dict[str, StageLimits]:
+    """``module:stage=MIN..MAX`` each; either number may be missing."""
+    found = {}
+    for text in rows:
+        match = _LIMITS.fullmatch(text)
+        least, most = (int(match[2] or 1), int(match[3]) if match[3] else None) if match else (0, None)
+        if match is None or least < 1 or (most is not None and most < least):
+            raise ConfigError(
+                f"--limits {text!r} is not usable: write MODULE:STAGE=MIN..MAX, with 1 <= MIN <= MAX; either "
+                "may be left out"
+            )
+        found[match[1]] = StageLimits(least, most)
+    return found
+
+
+_LIMITS: Final = re.compile(r"([^=]+:[^=]+)=(\d{0,6})\.\.(\d{0,6})", re.ASCII)
+
 _ROWS: Final = (
     _Row("roles", "what this node does", _roles, "worker,proxy,store,manager"),
     _Row("listen", "where other nodes reach it; port 0 takes a free one", _address, "ADDRESS"),
@@ -178,6 +207,15 @@ _ROWS: Final = (
     _Row("requests_max", "requests in flight that its proxy accepts", _size, "1000"),
     _Row("body_bytes_max", "largest HTTP body", _size, "64MiB"),
     _Row("workers", "workers the manager waits for before it places anything", _size, "1"),
+    _Row("rebalance", "instances move to where the load is: off, advise (only shown) or on", _mode, "advise"),
+    _Row("rebalance_seconds", "shortest span of load that decides about a move", _seconds, "60"),
+    _Row(
+        "limits",
+        "fewest and most instances of a stage, whatever the load",
+        _text,
+        "STAGE=MIN..MAX",
+        many=True,
+    ),
     _Row("heartbeat_seconds", "time between two heartbeats", _seconds, "0.5"),
     _Row("lease_seconds", "silence after which a node is declared dead", _seconds, "6"),
     _Row("drain_seconds", "how long SIGTERM waits for running work", _seconds, "30"),
@@ -263,6 +301,8 @@ def _checked(found: dict[str, Any]) -> NodeOptions:
     secret_file = found.pop("secret_file", None)
     if secret_file is not None:
         found["secret"] = _read_secret(secret_file)
+    if "limits" in found:
+        found["limits"] = _limits(found["limits"])
     options = NodeOptions(**found)
     if options.join is None and "manager" not in options.roles:
         raise ConfigError(

@@ -11,6 +11,7 @@
     DELETE /v1/requests/{uid}/result     purge the result; idempotent
     GET    /v1/workflows                 what can be submitted
     GET    /v1/nodes                     the members of the set
+    GET    /v1/placement                 what is wanted and runs, the moves and why
     POST   /v1/nodes/{node}/drain        let a node take no new work; idempotent
     POST   /v1/nodes/{node}/resume       let it take work again; idempotent
     GET    /healthz, /readyz             alive; able to serve
@@ -84,6 +85,7 @@ class ProxyApp:
             Route("/v1/requests/{uid}/result", self.purge, methods=["DELETE"]),
             Route("/v1/workflows", self.workflows, methods=["GET"]),
             Route("/v1/nodes", self.nodes, methods=["GET"]),
+            Route("/v1/placement", self.placement, methods=["GET"]),
             Route("/v1/nodes/{node}/drain", self.drain, methods=["POST"]),
             Route("/v1/nodes/{node}/resume", self.resume, methods=["POST"]),
             Route("/healthz", self.health, methods=["GET"]),
@@ -201,6 +203,10 @@ class ProxyApp:
     async def nodes(self, request: Request) -> Response:
         """The members of the set."""
         return JSONResponse({"nodes": [to_plain(view) for view in self.frontend.nodes()]})
+
+    async def placement(self, request: Request) -> Response:
+        """What the manager wants to run where, what does, and the moves."""
+        return JSONResponse(to_plain(await self.frontend.placement()))
 
     async def drain(self, request: Request) -> Response:
         """Let a node take no new work."""

@@ -14,11 +14,13 @@ from attrs import evolve
 from onepiece.core.admission import RequestBudget
 from onepiece.core.membership import NodeState
 from onepiece.core.owned_request import end_event
+from onepiece.core.placement_view import PlacementView
 from onepiece.core.routing import NodeRoute, RouteEpoch
 from onepiece.errors import (
     InvalidInput,
     NotReady,
     OnePieceError,
+    Overloaded,
     OwnedElsewhere,
     UnknownNode,
     UnknownRequest,
@@ -26,7 +28,7 @@ from onepiece.errors import (
 )
 from onepiece.graph import WorkflowGraph
 from onepiece.ids import new_uid, uid_time
-from onepiece.messages import CONTROL_REGION, DrainingSet, SetDraining
+from onepiece.messages import CONTROL_REGION, AskPlacement, DrainingSet, PlacementShown, SetDraining
 from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
 from onepiece.node.frontend import NodeView, Readiness
@@ -53,10 +55,12 @@ class ProxyService:
         budget: RequestBudget,
         timeout_seconds: float,
         copies: int,
+        manager_address: str,
     ) -> None:
         self._env = env
         self._budget = budget
         self._timeout_seconds = timeout_seconds
+        self._manager_address = manager_address
         self._calls = Calls(env)
         self._results = ResultReader(env, self._calls)
         self._records = RecordKeeper(env, self._calls, copies)
@@ -65,6 +69,8 @@ class ProxyService:
         )
         self._ended_requests = EndedRequests(env, tasks, self.owner.is_over, self._records)
         self.draining = False
+        self.offered: dict[str, int] = {}
+        """Requests of each workflow that were accepted, or refused for want of room, in this process."""
         self.heartbeat_ages: Callable[[], Mapping[str, float]] = dict
         """Seconds since each node was heard, where this node's manager knows it."""
 
@@ -72,7 +78,9 @@ class ProxyService:
         """Receive what actors and stores report."""
         self.owner.attach(control)
         self._ended_requests.attach(control)
-        self._calls.answered_by(control, DrainingSet, *{*self._records.answers, *self._results.answers})
+        self._calls.answered_by(
+            control, DrainingSet, PlacementShown, *{*self._records.answers, *self._results.answers}
+        )
 
     # --- what clients ask ----------------------------------------------------------------------
 
@@ -82,7 +90,15 @@ class ProxyService:
 
     def check_admission(self, workflow: str, body_bytes: int | None) -> None:
         """Raise ``Rejected`` before the body is read."""
-        self._admit(workflow)
+        try:
+            self._admit(workflow)
+        except Overloaded:
+            self._count_offered(workflow)
+            raise
+
+    def _count_offered(self, workflow: str) -> None:
+        """Demand is what is asked for, and not only what there was room for."""
+        self.offered[workflow] = self.offered.get(workflow, 0) + 1
 
     def _admit(self, workflow: str) -> WorkflowGraph:
         if self._env.routes.table.epoch == _NO_TABLE:
@@ -173,6 +189,20 @@ class ProxyService:
             return view if view.state == NodeState.DRAINED else evolve(view, state=NodeState.DRAINING)
         return evolve(view, state=NodeState.ALIVE)
 
+    async def placement(self) -> PlacementView:
+        """What the manager wants to run where, what does, and the moves.
+
+        Raises ``NodeUnreachable`` if it does not answer.
+        """
+        reply_to = self._env.control_address
+        answer = await self._calls.ask(
+            PlacementShown,
+            lambda call: self._env.outbox.post(self._manager_address, AskPlacement(call, reply_to)),
+            what="the manager was asked for the placement",
+            timeout_seconds=_TOLD_SECONDS,
+        )
+        return answer.view
+
     async def submit(
         self, workflow: str, inputs: Mapping[str, Any], *, timeout_seconds: float | None, key: str | None
     ) -> RequestStatus:
@@ -180,6 +210,7 @@ class ProxyService:
         if key is not None and (known := self.owner.table.uid_of_key(key)) is not None:
             return self._same_request(known, workflow, key)
         graph = self._admit(workflow)
+        self._count_offered(workflow)
         now = self._env.now()
         uid = new_uid(now, self._env.rng)
         record = RequestRecord(

@@ -31,23 +31,13 @@ from attrs import define, evolve, field, frozen
 
 from onepiece._bounded import described, trace_of
 from onepiece.codec import Packed, encode_control
-from onepiece.core.inventory import ActorReport, ActorState
+from onepiece.core.inventory import ActorReport, ActorState, StageWork
 from onepiece.core.retention import OutputKey
-from onepiece.errors import (
-    NodeLost,
-    OnePieceError,
-    StageFailed,
-)
+from onepiece.errors import NodeLost, OnePieceError, StageFailed
 from onepiece.graph import StageSpec
-from onepiece.limits import (
-    ISOLATED_STARTS_MAX,
-)
+from onepiece.limits import ISOLATED_STARTS_MAX
 from onepiece.log import get_logger
-from onepiece.messages import (
-    Consumed,
-    StageInput,
-    StageReport,
-)
+from onepiece.messages import Consumed, StageInput, StageReport
 from onepiece.requests import EventKind
 from onepiece.runtime.checkpoints import keep_outputs
 from onepiece.runtime.devices import DeviceThreads, torch_name
@@ -113,11 +103,13 @@ class StageActor:
     _loaded: LoadedStage | None = None
     _loaded_state: Any = None
     _reload: asyncio.Lock = field(factory=asyncio.Lock)
+    _work_done: StageWork = field(init=False)
     _idle_deaths: int = 0
     """Of the stage's process, in a row."""
 
     def __attrs_post_init__(self) -> None:
         self._scheduler = RequestScheduler(self.env.join_bytes)
+        self._work_done = StageWork(concurrency=self.spec.concurrency)
         self._reporter = StageReporter(self.actor_id, self.env)
         self._intake = Intake(
             self.actor_id,
@@ -146,6 +138,7 @@ class StageActor:
             queued=self._scheduler.queued + self._scheduler.joining,
             running=len(self._running),
             error=self.error,
+            work=self._work_done,
         )
 
     @property
@@ -214,6 +207,7 @@ class StageActor:
     async def _load(self, tasks: asyncio.TaskGroup) -> bool:
         context = self._context("", deadline_at=None, stage=self.spec.name)
         self._loaded = LoadedStage(self.stage, self.threads, tasks)
+        begun_at = self.env.monotonic()
         try:
             self._loaded_state = await self._loaded.load(context)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -224,6 +218,7 @@ class StageActor:
             self._become(ActorState.FAILED)
             return False
         self.error = None
+        self._work_done = evolve(self._work_done, load_seconds=self.env.monotonic() - begun_at)
         self._become(ActorState.READY)
         return True
 
@@ -319,7 +314,7 @@ class StageActor:
         """Run a stage task and have sent what comes out; says whether it left the stage dirty."""
         header = stage_task.header
         context = self._context(header.uid, header.deadline_at, stage_task.node, header, stage_task.attempt)
-        started_at = self.env.now()
+        started_at, begun_at = self.env.now(), self.env.monotonic()
 
         def package(value: Any, compute_seconds: float) -> _Shipment:
             return self._package(stage_task, value, started_at, compute_seconds)
@@ -346,6 +341,7 @@ class StageActor:
             if not self._is_ending:  # that is not the request's fault, which goes on elsewhere
                 self._reporter.broke(header, outcome.error)
             return outcome.is_dirty
+        self._work_done = self._work_done.with_run(self.env.monotonic() - begun_at)
         self._ship(stage_task, outcome.shipment, deliver, tasks)
         return False
 

@@ -1,0 +1,53 @@
+"""What `onepiece placement` prints."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onepiece.cli.columns import columns, seconds_text
+
+
+def placement_text(found: Mapping[str, Any]) -> str:
+    """Two tables, of stages and of moves, and why there are no more moves."""
+    head = ["STAGE", "WANTED", "READY", "LOADING", "LEAVING", "LIMITS", "BUSY", "RUN", "LOAD", "PROBLEM"]
+    parts = [columns(head, [_stage_row(stage) for stage in found["stages"]])]
+    if found["rates"]:
+        rates = ", ".join(f"{name} {rate:.3g}/s" for name, rate in found["rates"].items())
+        parts.append(f"offered: {rates}")
+    if found["moves"]:
+        head = ["MOVE", "STAGE", "FROM", "WHERE", "AGO", "WHY"]
+        parts.append(columns(head, [_move_row(move) for move in found["moves"]]))
+    why = found["reason"] or "nothing was looked at yet"
+    counted = f"{found['done']} moves done, {found['abandoned']} abandoned"
+    parts.append(f"rebalance: {found['mode']}; {counted}; {why}")
+    return "\n\n".join(parts)
+
+
+def _stage_row(stage: Mapping[str, Any]) -> Sequence[str]:
+    most = stage["instances_max"]
+    return [
+        stage["stage"],
+        str(stage["wanted"]),
+        str(stage["ready"]),
+        str(stage["loading"]),
+        str(stage["leaving"]),
+        f"{stage['instances_min']}..{'' if most is None else most}",
+        "-" if stage["utilisation"] is None else f"{stage['utilisation']:.0%}",
+        _seconds(stage["seconds"]),
+        _seconds(stage["load_seconds"]),
+        stage["problem"] or "-",
+    ]
+
+
+def _move_row(move: Mapping[str, Any]) -> Sequence[str]:
+    return [
+        move["outcome"],
+        move["stage"],
+        move["donor"] or "idle",
+        f"{move['node']}: {','.join(move['devices'])}",
+        _seconds(move["seconds_ago"]),
+        move["reason"],
+    ]
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else seconds_text(value)

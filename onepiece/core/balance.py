@@ -1,0 +1,309 @@
+"""Balance: what nodes report of their work becomes demand and service times, and these become moves.
+
+It is told each heartbeat and looks every ``look_seconds``. What it promises:
+
+* Service times are those that were measured: the mean and spread of the latest ``SAMPLES_MAX`` runs or so of
+  a stage, by all of its actors together; older ones fade. What a load takes is that of the latest ones. A
+  workflow with a stage that has not finished any run yet is no demand so far, and a stage of which nothing
+  was measured neither gives nor takes.
+* Counters grow for as long as an actor (or a proxy's process) lives, so that a heartbeat that is lost loses
+  nothing, and one that comes late or twice counts nothing twice. Of a proxy that was not known, only what
+  comes from then on is counted, as when that was offered is not known.
+* What is held is bounded by the actors, nodes and workflows there are.
+* ``ADVISE`` finds the same moves and orders none; ``OFF`` looks at nothing.
+
+After a restart all of it is measured anew.
+"""
+
+import enum
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+from attrs import define, field, frozen
+
+from onepiece.core.actors import Actor, ActorLife
+from onepiece.core.capacity import CapacityModel, WorkflowShape
+from onepiece.core.inventory import ActorReport, DeviceKind, RegisteredWorkflow, StageNeed, StageWork
+from onepiece.core.machine import Machine
+from onepiece.core.move_board import DeviceInfo, PlacedActor, StageLimits
+from onepiece.core.moves import Decision, Move, MovePolicy
+from onepiece.core.rebalance import (
+    RebalanceMachine,
+    RebalancePolicy,
+    RequestsCounted,
+    SetChanged,
+    TimesMeasured,
+)
+from onepiece.core.service_times import ANY_SIZE, StageProfile, Timing
+from onepiece.core.workers import Worker, rooms_of
+
+SAMPLES_MAX: Final = 256
+_SECONDS_MIN: Final = 1e-6
+_NOBODY: Final = ""
+"""The stage of an actor that is about to end: it takes room, and is nobody's instance any more."""
+
+
+class RebalanceMode(enum.StrEnum):
+    """Whether moves are carried out, only told, or not looked for."""
+
+    OFF = "off"
+    ADVISE = "advise"
+    ON = "on"
+
+
+def patience(window_seconds: float, moves_max: int = 4) -> RebalancePolicy:
+    """The policy whose shortest window is this; all of its other times are in proportion to it."""
+    return RebalancePolicy(
+        windows_seconds=(window_seconds, 5 * window_seconds, 20 * window_seconds),
+        sustain_seconds=window_seconds / 6,
+        rest_seconds=2 * window_seconds,
+        moves=MovePolicy(horizon_seconds=5 * window_seconds, moves_max=moves_max),
+    )
+
+
+@frozen
+class BalanceConfig:
+    """Settings of rebalancing."""
+
+    mode: RebalanceMode = RebalanceMode.ADVISE
+    look_seconds: float = 5.0
+    policy: RebalancePolicy = field(factory=lambda: patience(60.0))
+
+    def __attrs_post_init__(self) -> None:
+        assert 0 < self.look_seconds <= self.policy.windows_seconds[0] / 2
+
+
+# --- events and effects --------------------------------------------------------------------------
+
+
+@frozen
+class NodeTold:
+    """A heartbeat: what the actors of a node have done, and what its proxy was asked for."""
+
+    node_id: str
+    incarnation: int
+    actors: tuple[ActorReport, ...]
+    offered: Mapping[str, int]
+
+
+@frozen
+class LookedAround:
+    """It is time to look, at these workflows, workers and actors.
+
+    ``moving`` are actors that take part in a move; ``on_cpu``: stages that want a GPU run on processors.
+    """
+
+    workflows: tuple[RegisteredWorkflow, ...]
+    needs: Mapping[str, StageNeed]
+    workers: Iterable[Worker]
+    actors: Iterable[Actor]
+    moving: frozenset[int]
+    limits: Mapping[str, StageLimits]
+    on_cpu: bool
+
+
+BalanceEvent: TypeAlias = NodeTold | LookedAround
+
+
+@frozen
+class ProposeMoves:
+    """These moves are worth it now."""
+
+    moves: tuple[Move, ...]
+
+
+# --- the machine -------------------------------------------------------------------------------
+
+
+@frozen
+class _Sums:
+    """Of runs, their seconds and the squares of these; the older ones count less."""
+
+    runs: float = 0.0
+    seconds: float = 0.0
+    squares: float = 0.0
+
+    def with_more(self, before: StageWork, now: StageWork) -> "_Sums":
+        """What an actor has done since, added."""
+        more = now.runs - before.runs
+        total = self.runs + more
+        is_full = total > SAMPLES_MAX and self.runs > 0
+        fade = max(0.0, min(1.0, (SAMPLES_MAX - more) / self.runs)) if is_full else 1.0
+        return _Sums(
+            self.runs * fade + more,
+            self.seconds * fade + now.seconds - before.seconds,
+            self.squares * fade + now.squares - before.squares,
+        )
+
+    def timing(self) -> Timing:
+        """Mean and spread."""
+        mean = self.seconds / self.runs
+        spread = math.sqrt(max(0.0, self.squares / self.runs - mean * mean))
+        return Timing(max(mean, _SECONDS_MIN), spread, samples=max(1, round(self.runs)))
+
+
+@define(kw_only=True, eq=False)
+class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
+    """From reports to moves; see the module's text."""
+
+    story_entries_max: int = 16
+    config: BalanceConfig = field(factory=BalanceConfig)
+    _work: dict[int, StageWork] = field(factory=dict, init=False)
+    """By actor, as last reported."""
+    _sums: dict[str, _Sums] = field(factory=dict, init=False)
+    _loads: dict[str, float] = field(factory=dict, init=False)
+    _concurrency: dict[str, int] = field(factory=dict, init=False)
+    _offered: dict[str, tuple[int, Mapping[str, int]]] = field(factory=dict, init=False)
+    """By node: its incarnation, and what its proxy had been asked for."""
+    _counts: dict[str, int] = field(factory=dict, init=False)
+    """Requests by workflow since the last look."""
+    rates: dict[str, float] = field(factory=dict, init=False)
+    """Requests a second by workflow between the last two looks."""
+    _rebalance: RebalanceMachine = field(init=False)
+    _looked_at: float | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._rebalance = RebalanceMachine(policy=self.config.policy)
+
+    @property
+    def latest(self) -> Decision | None:
+        """What the last look found."""
+        return self._rebalance.latest
+
+    def timing(self, stage: str) -> Timing | None:
+        """What was measured of a stage."""
+        sums = self._sums.get(stage)
+        return sums.timing() if sums is not None and sums.runs else None
+
+    def load_seconds(self, stage: str) -> float | None:
+        """What it takes to load the stage."""
+        return self._loads.get(stage)
+
+    def next_deadline(self, now: float) -> float | None:
+        """When to look again; None if it never does."""
+        if self.config.mode is RebalanceMode.OFF:
+            return None
+        return now if self._looked_at is None else self._looked_at + self.config.look_seconds
+
+    def check_invariants(self) -> None:
+        """Nothing was counted backwards."""
+        assert all(count >= 0 for count in self._counts.values())
+        assert all(sums.runs >= 0 for sums in self._sums.values())
+
+    def _react(self, event: BalanceEvent, now: float) -> list[ProposeMoves]:
+        match event:
+            case NodeTold():
+                self._on_told(event)
+                return []
+            case LookedAround():
+                return self._look(event, now)
+
+    # --- what is heard
+
+    def _on_told(self, event: NodeTold) -> None:
+        if self.config.mode is RebalanceMode.OFF:
+            return
+        for report in event.actors:
+            self._take_work(report)
+        known = self._offered.get(event.node_id)
+        if known is not None and known[0] > event.incarnation:
+            return
+        if known is not None and known[0] == event.incarnation:
+            for workflow, count in event.offered.items():
+                more = max(0, count - known[1].get(workflow, 0))
+                self._counts[workflow] = self._counts.get(workflow, 0) + more
+            if any(count < known[1].get(workflow, 0) for workflow, count in event.offered.items()):
+                return  # an older heartbeat
+        if event.offered or known is not None:
+            self._offered[event.node_id] = (event.incarnation, event.offered)
+
+    def _take_work(self, report: ActorReport) -> None:
+        work, before = report.work, self._work.get(report.actor_id, StageWork())
+        if work.load_seconds is not None and work.load_seconds != before.load_seconds:
+            known = self._loads.get(report.stage, work.load_seconds)
+            self._loads[report.stage] = (known + work.load_seconds) / 2
+        self._concurrency[report.stage] = max(1, work.concurrency)
+        if work.runs > before.runs and work.seconds >= before.seconds:
+            sums = self._sums.get(report.stage, _Sums())
+            self._sums[report.stage] = sums.with_more(before, work)
+        if work.runs >= before.runs:
+            self._work[report.actor_id] = work
+
+    # --- what is seen
+
+    def _look(self, seen: LookedAround, now: float) -> list[ProposeMoves]:
+        actors = tuple(seen.actors)
+        self._forget(seen, actors)
+        before, self._looked_at = self._looked_at, now
+        counts, self._counts = self._counts, {}
+        if before is None or now <= before:
+            return []
+        names = {workflow.name for workflow in seen.workflows}
+        seconds = now - before
+        self.rates = {name: counts.get(name, 0) / seconds for name in sorted(names)}
+        placed = tuple(_placed(actor, seen.moving) for actor in actors)
+        self._rebalance.handle(TimesMeasured(self._model(seen), seen.limits), now)
+        self._rebalance.handle(SetChanged(_devices(seen), placed), now)
+        requests = {(name, ANY_SIZE): count for name, count in counts.items() if name in names}
+        orders = self._rebalance.handle(RequestsCounted(requests, seconds), now)
+        if self.config.mode is not RebalanceMode.ON:
+            return []
+        return [ProposeMoves(order.decision.moves) for order in orders]
+
+    def _forget(self, seen: LookedAround, actors: Iterable[Actor]) -> None:
+        """Keep what belongs to the actors, stages and nodes that there are."""
+        there = {actor.actor_id for actor in actors}
+        self._work = {actor_id: work for actor_id, work in self._work.items() if actor_id in there}
+        for table in (self._sums, self._loads, self._concurrency):
+            for stage in table.keys() - seen.needs.keys():
+                del table[stage]
+
+    def forget_node(self, node_id: str) -> None:
+        """A node is gone."""
+        self._offered.pop(node_id, None)
+
+    def _model(self, seen: LookedAround) -> CapacityModel:
+        profiles = {
+            stage: self._profile(need, timing, on_cpu=seen.on_cpu)
+            for stage, need in seen.needs.items()
+            if (timing := self.timing(stage)) is not None
+        }
+        shapes = [
+            WorkflowShape.line(workflow.name, workflow.path)
+            for workflow in seen.workflows
+            if profiles.keys() >= set(workflow.path)
+        ]
+        return CapacityModel.of(profiles.values(), shapes)
+
+    def _profile(self, need: StageNeed, timing: Timing, *, on_cpu: bool) -> StageProfile:
+        timing = Timing(
+            timing.mean_seconds, timing.spread_seconds, devices=need.device_count, samples=timing.samples
+        )
+        return StageProfile(
+            need.stage,
+            (timing,),
+            kind=DeviceKind.CPU if on_cpu else need.kind,
+            devices=need.device_count,
+            concurrency=self._concurrency.get(need.stage, 1),
+            memory_bytes=need.memory_bytes,
+            load_seconds=self._loads.get(need.stage, 0.0),
+        )
+
+
+def _placed(actor: Actor, moving: frozenset[int]) -> PlacedActor:
+    is_ending = actor.life in {ActorLife.STOPPING, ActorLife.RETIRING}
+    return PlacedActor(
+        actor.actor_id,
+        _NOBODY if is_ending else actor.stage,
+        actor.node_id,
+        actor.devices,
+        is_settled=actor.life is ActorLife.READY and actor.actor_id not in moving,
+    )
+
+
+def _devices(seen: LookedAround) -> tuple[DeviceInfo, ...]:
+    return tuple(
+        DeviceInfo(room.node_id, room.device, room.kind, room.memory_bytes)
+        for room in rooms_of(seen.workers, (), only_taking=True)
+    )

@@ -1,0 +1,36 @@
+"""A move under way, and one that is over, as they are stored and shown."""
+
+import enum
+
+from attrs import frozen
+
+
+class MovePhase(enum.StrEnum):
+    """How far a move has come."""
+
+    DRAINING = "draining"
+    WARMING = "warming"
+
+
+@frozen
+class PendingMove:
+    """A move under way; ``donor`` is the stage of the actors it ``replaces``, None on idle devices."""
+
+    stage: str
+    node_id: str
+    devices: tuple[str, ...]
+    replaces: tuple[int, ...]
+    donor: str | None
+    phase: MovePhase
+    is_beside: bool
+    reason: str
+    new_id: int | None = None
+
+
+@frozen
+class EndedMove:
+    """A move that is over: ``problem`` is None if the new instance serves, else why it was abandoned."""
+
+    move: PendingMove
+    ended_at: float
+    problem: str | None

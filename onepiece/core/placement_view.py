@@ -1,0 +1,158 @@
+"""What the manager shows of placement: what is wanted of each stage, what there is, the moves and why."""
+
+from collections.abc import Iterable, Mapping
+
+from attrs import frozen
+
+from onepiece.core.actors import Actor, ActorLife
+from onepiece.core.balance import BalanceMachine
+from onepiece.core.inventory import RegisteredWorkflow, StageNeed, users_of
+from onepiece.core.move_board import StageLimits
+from onepiece.core.move_book import MoveBook
+from onepiece.core.pending_move import PendingMove
+
+_MOVES_SHOWN_MAX = 32
+
+
+@frozen
+class StageView:
+    """One stage: instances wanted and there, and how busy they were by the load that was last looked at."""
+
+    stage: str
+    workflows: tuple[str, ...]
+    wanted: int
+    declared: int
+    ready: int
+    loading: int
+    leaving: int
+    """They retire, drain or stop."""
+    instances_min: int
+    instances_max: int | None
+    utilisation: float | None = None
+    """The share of time that its instances are busy; above 1 they do not keep up; None: not known."""
+    seconds: float | None = None
+    """The mean of a run; None: none has finished yet."""
+    load_seconds: float | None = None
+    problem: str | None = None
+
+
+@frozen
+class MoveView:
+    """A move: ``outcome`` is "advised", its phase, "done" or "abandoned"; ``reason`` says why."""
+
+    outcome: str
+    stage: str
+    donor: str | None
+    node: str
+    devices: tuple[str, ...]
+    replaces: tuple[int, ...]
+    actor: int | None
+    reason: str
+    seconds_ago: float | None = None
+    """Since it ended."""
+
+
+@frozen
+class PlacementView:
+    """All of it; ``reason`` says why there are no (more) moves, None before the first look."""
+
+    mode: str
+    stages: tuple[StageView, ...]
+    moves: tuple[MoveView, ...]
+    rates: Mapping[str, float]
+    """Requests a second of each workflow that were offered between the last two looks."""
+    done: int
+    """Moves since the manager began."""
+    abandoned: int
+    reason: str | None = None
+
+
+def view_of(
+    balance: BalanceMachine,
+    book: MoveBook,
+    workflows: Iterable[RegisteredWorkflow],
+    needs: Mapping[str, StageNeed],
+    wanted: Mapping[str, int],
+    actors: Mapping[int, Actor],
+    limits: Mapping[str, StageLimits],
+    problems: Mapping[str, str],
+    now: float,
+) -> PlacementView:
+    """The view, of what each part knows."""
+    workflows, decision = tuple(workflows), balance.latest
+    stages = []
+    for stage, need in sorted(needs.items()):
+        lives = [actor.life for actor in actors.values() if actor.stage == stage]
+        limit, timing = limits.get(stage, StageLimits()), balance.timing(stage)
+        stages.append(
+            StageView(
+                stage=stage,
+                workflows=tuple(workflow.name for workflow in users_of(stage, workflows)),
+                wanted=wanted.get(stage, 0),
+                declared=need.instances,
+                ready=lives.count(ActorLife.READY),
+                loading=lives.count(ActorLife.ASSIGNED) + lives.count(ActorLife.LOADING),
+                leaving=lives.count(ActorLife.RETIRING) + lives.count(ActorLife.STOPPING),
+                instances_min=limit.instances_min,
+                instances_max=limit.instances_max,
+                utilisation=_finite(decision.utilisation.get(stage)) if decision is not None else None,
+                seconds=timing.mean_seconds if timing is not None else None,
+                load_seconds=balance.load_seconds(stage),
+                problem=problems.get(stage),
+            )
+        )
+    return PlacementView(
+        mode=balance.config.mode.value,
+        stages=tuple(stages),
+        moves=_moves(balance, book, actors, now)[:_MOVES_SHOWN_MAX],
+        rates=dict(balance.rates),
+        done=book.done,
+        abandoned=book.abandoned,
+        reason=decision.reason if decision is not None else None,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinity: a stage with work and no instance is shown as not known."""
+    return None if value is None or value == float("inf") else value
+
+
+def _moves(
+    balance: BalanceMachine, book: MoveBook, actors: Mapping[int, Actor], now: float
+) -> tuple[MoveView, ...]:
+    shown = [_shown(move, move.phase.value, move.reason, None) for move in book.pending]
+    if not shown and balance.latest is not None:
+        for move in balance.latest.moves:
+            donor = next((actors[each].stage for each in move.replaces if each in actors), None)
+            gain = f"{move.reason}; would serve {move.gain_requests:.0f} more requests"
+            shown.append(
+                MoveView(
+                    "advised",
+                    move.stage,
+                    donor,
+                    move.node_id,
+                    move.devices,
+                    move.replaces,
+                    None,
+                    f"{gain}, and lose {move.cost_requests:.0f} meanwhile",
+                )
+            )
+    for ended in reversed(book.ended):
+        outcome = "done" if ended.problem is None else "abandoned"
+        reason = ended.problem or ended.move.reason
+        shown.append(_shown(ended.move, outcome, reason, max(0.0, now - ended.ended_at)))
+    return tuple(shown)
+
+
+def _shown(move: PendingMove, outcome: str, reason: str, seconds_ago: float | None) -> MoveView:
+    return MoveView(
+        outcome,
+        move.stage,
+        move.donor,
+        move.node_id,
+        move.devices,
+        move.replaces,
+        move.new_id,
+        reason,
+        seconds_ago,
+    )

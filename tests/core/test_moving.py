@@ -1,0 +1,247 @@
+"""Moves on the manager's machine: from what nodes report to orders, on virtual time and simulated nodes."""
+
+from random import Random
+
+import pytest
+from attrs import define, evolve, field
+
+from onepiece.core import HeartbeatReceived, ManagerConfig, NodeState, PlacementConfig
+from onepiece.core.balance import BalanceConfig, RebalanceMode, patience
+from onepiece.core.inventory import ActorState, StageWork
+from onepiece.core.move_board import StageLimits
+from onepiece.core.pending_move import MovePhase
+from onepiece.core.placement_view import PlacementView
+from tests.core.cluster import Cluster, make_need, make_node, make_workflow
+
+SECONDS = 0.5
+"""Of a run of either stage."""
+RED, BLUE = "module:red", "module:blue"
+
+
+@define(eq=False)
+class _Loaded:
+    """A set of single-GPU nodes under a load; what its actors report follows from that."""
+
+    red: int = 3
+    blue: int = 3
+    memory_gib: int = 30
+    mode: RebalanceMode = RebalanceMode.ON
+    limits: dict[str, StageLimits] = field(factory=dict)
+    cluster: Cluster = field(init=False)
+    offered: dict[str, int] = field(factory=dict)
+    rates: dict[str, float] = field(factory=dict)
+    random: Random = field(factory=lambda: Random(7))
+    moved: list[str] = field(factory=list)
+    busy: dict[str, float] = field(factory=dict)
+    loads_by_itself: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        gpus = self.red + self.blue
+        placement = PlacementConfig(workers_expected=gpus + 1, limits=self.limits)
+        balance = BalanceConfig(mode=self.mode, policy=patience(60.0))
+        self.cluster = Cluster(ManagerConfig(placement=placement, balance=balance))
+        for name, instances in (("red", self.red), ("blue", self.blue)):
+            need = make_need(name, self.memory_gib, instances=instances)
+            self.cluster.offer(make_workflow(name, need))
+        self.cluster.join(make_node("p", roles=("proxy",)))
+        for number in range(gpus):
+            self.cluster.join(make_node(f"n{number}", cpus=(), gpus=(80,)))
+        self.cluster.advance(61.0, beating=list(self.cluster.nodes))
+        self.cluster.load()
+
+    def run(self, seconds: float) -> None:
+        """Let time pass second by second under the load."""
+        for _ in range(round(seconds)):
+            self.second()
+
+    def second(self) -> None:
+        """Requests arrive by chance, ready actors serve them, everybody is heard."""
+        cluster = self.cluster
+        for name, rate in self.rates.items():
+            self.offered[name] = self.offered.get(name, 0) + _poisson(self.random, rate)
+            ready = [
+                (node, report)
+                for node in cluster.nodes.values()
+                for report in node.actors.values()
+                if report.stage == f"module:{name}" and report.state is ActorState.READY
+            ]
+            for node, report in ready:
+                runs = min(rate / len(ready), 1 / SECONDS)
+                self.busy[report.stage] = runs * SECONDS
+                count = report.work.runs + max(1, round(runs))
+                work = StageWork(count, count * SECONDS, count * SECONDS**2, load_seconds=20.0)
+                node.actors[report.actor_id] = evolve(report, work=work)
+        before = self.view().done
+        cluster.advance(1.0)
+        self.beat()
+        self.moved += ["move"] * (self.view().done - before)
+        if self.loads_by_itself:
+            cluster.load(*[name for name in cluster.nodes if name != "p"])
+
+    def beat(self) -> None:
+        """All are heard."""
+        for name, node in self.cluster.nodes.items():
+            heard: HeartbeatReceived = node.heartbeat()
+            self.cluster.tell(evolve(heard, offered=dict(self.offered)) if name == "p" else heard)
+
+    def view(self) -> PlacementView:
+        """What is shown."""
+        return self.cluster.manager.view(self.cluster.now)
+
+    def ready(self) -> tuple[int, int]:
+        """Ready instances of both stages."""
+        stages = {stage.stage: stage.ready for stage in self.view().stages}
+        return stages[RED], stages[BLUE]
+
+
+def _poisson(random: Random, rate: float) -> int:
+    count, left = 0, 1.0
+    while (left := left - random.expovariate(rate) if rate else -1.0) > 0:
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("memory_gib", [30, 60])
+def test_a_shift_of_the_load_is_followed_within_three_moves(memory_gib: int) -> None:
+    """Beside the old ones where memory allows (30 of 80 GiB), behind them where it does not (60)."""
+    the = _Loaded(memory_gib=memory_gib)
+    the.rates = {"red": 4.2, "blue": 4.2}
+    the.run(180)
+    assert the.ready() == (3, 3)
+    the.rates = {"red": 0.8, "blue": 7.6}
+    the.run(600)
+    assert the.ready() == (1, 5)
+    assert len(the.moved) == 2
+    view = the.view()
+    assert {(move.outcome, move.stage, move.donor) for move in view.moves} == {("done", BLUE, RED)}
+    assert view.abandoned == 0
+    assert all(stage.problem is None for stage in view.stages)
+
+
+def test_a_set_that_keeps_up_moves_nothing_for_an_hour() -> None:
+    """However uneven it is."""
+    the = _Loaded()
+    the.rates = {"red": 0.4, "blue": 4.5}
+    the.run(3600)
+    assert the.ready() == (3, 3)
+    assert the.view().moves == ()
+    assert the.view().reason == "no stage is busier than 85%"
+
+
+def test_a_steady_overload_does_not_flap_for_an_hour() -> None:
+    """Where two choices are about as good, at most one move is made, and not taken back."""
+    the = _Loaded(red=4, blue=4)
+    the.rates = {"red": 6.0, "blue": 8.0}
+    the.run(3600)
+    assert len(the.moved) <= 1
+    assert the.ready() in {(4, 4), (3, 5)}
+
+
+def test_advice_is_shown_and_nothing_is_moved() -> None:
+    """The default."""
+    the = _Loaded(mode=RebalanceMode.ADVISE)
+    the.rates = {"red": 0.8, "blue": 7.6}
+    the.run(300)
+    assert the.ready() == (3, 3)
+    moves = the.view().moves
+    assert {(move.outcome, move.stage, move.donor) for move in moves} == {("advised", BLUE, RED)}
+    assert ManagerConfig().balance.mode is RebalanceMode.ADVISE
+
+
+def test_pinned_minimum_and_maximum_hold() -> None:
+    """Both, whatever the load says; and definitions are raised or lowered to them."""
+    the = _Loaded(limits={RED: StageLimits(instances_min=2)})
+    the.rates = {"red": 0.2, "blue": 11.0}
+    the.run(600)
+    assert the.ready() == (2, 4)
+    the = _Loaded(limits={BLUE: StageLimits(instances_max=2)})
+    the.rates = {"red": 0.2, "blue": 11.0}
+    the.run(600)
+    assert the.ready() == (3, 2)
+
+
+def _until_moving(the: _Loaded) -> None:
+    the.rates = {"red": 0.2, "blue": 11.0}
+    the.loads_by_itself = False
+    for _ in range(300):
+        the.second()
+        if any(move.outcome in set(MovePhase) for move in the.view().moves):
+            return
+    raise AssertionError("no move began")
+
+
+@pytest.mark.parametrize("memory_gib", [30, 60])
+def test_a_node_that_dies_in_the_middle_ends_its_move_alone(memory_gib: int) -> None:
+    """What was wanted before is wanted again, and the other moves go on."""
+    the = _Loaded(memory_gib=memory_gib)
+    _until_moving(the)
+    victim = the.view().moves[0].node
+    the.cluster.nodes.pop(victim)
+    for _ in range(10):
+        the.second()
+    assert the.cluster.manager.members[victim].state is NodeState.DEAD
+    ended = [move for move in the.view().moves if move.outcome == "abandoned"]
+    assert [move.node for move in ended] == [victim]
+    assert ended[0].reason == f"{victim} is gone"
+    the.loads_by_itself = True
+    the.run(300)
+    red, blue = the.ready()
+    assert red >= 1
+    assert red + blue == 5
+
+
+def test_a_new_actor_that_fails_leaves_the_old_one() -> None:
+    """Beside the old one: that has served all the time, and goes on."""
+    the = _Loaded(red=2, blue=1)
+    _until_moving(the)
+    (move,) = the.view().moves
+    assert move.outcome == "warming"
+    assert move.actor is not None
+    assert the.ready()[0] == 2
+    the.cluster.nodes[move.node].fail(move.actor, "out of memory")
+    the.beat()
+    after = the.view()
+    assert [each.outcome for each in after.moves if each.actor == move.actor] == ["abandoned"]
+    assert "out of memory" in after.moves[-1].reason
+    assert the.ready() == (2, 1)
+
+
+@pytest.mark.parametrize("memory_gib", [30, 60])
+def test_a_manager_that_restarts_goes_on_with_the_move(memory_gib: int) -> None:
+    """The moves under way and what is wanted by them are stored; what was measured is measured anew."""
+    the = _Loaded(memory_gib=memory_gib)
+    _until_moving(the)
+    the.cluster.restart_manager()
+    the.loads_by_itself = True
+    the.run(70)
+    red, blue = the.ready()
+    assert red + blue == 6
+    assert blue > 3
+    assert the.view().done >= 1
+    assert not [move for move in the.view().moves if move.outcome == "abandoned"]
+    the.cluster.restart_manager()
+    the.rates = {}
+    the.run(70)
+    assert the.ready() == (red, blue)
+
+
+def test_no_moment_has_fewer_ready_actors_than_a_move_beside_needs() -> None:
+    """Warmed up beside the old one: the sum of ready instances never falls."""
+    the = _Loaded()
+    the.rates = {"red": 0.8, "blue": 7.6}
+    for _ in range(300):
+        the.second()
+        assert sum(the.ready()) >= 6
+    assert the.view().done >= 1
+
+
+def test_workflows_that_change_end_the_moves() -> None:
+    """A stage that is other than it was begins anew with what its definition says."""
+    the = _Loaded()
+    _until_moving(the)
+    the.cluster.offer(make_workflow("blue", make_need("blue", 20, instances=2), digest="other"), replaces=True)
+    the.loads_by_itself = True
+    the.run(20)
+    assert all(move.outcome == "abandoned" for move in the.view().moves if move.outcome != "advised")
+    wanted = {stage.stage: stage.wanted for stage in the.view().stages}
+    assert wanted[BLUE] == 2
