@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from attrs import define, evolve, field
 
-from onepiece.core import HeartbeatReceived, ManagerConfig, NodeState, PlacementConfig
+from onepiece.core import HeartbeatReceived, ManagerConfig, MembershipConfig, NodeState, PlacementConfig
 from onepiece.core.balance import BalanceConfig, RebalanceMode, patience
 from onepiece.core.inventory import ActorState, StageWork
 from onepiece.core.move_board import StageLimits
@@ -13,6 +13,8 @@ from onepiece.core.pending_move import MovePhase
 from onepiece.core.placement_view import PlacementView
 from tests.core.cluster import Cluster, make_need, make_node, make_workflow
 
+STEP = 5.0
+"""Between two heartbeats: an hour should not take long."""
 SECONDS = 0.5
 """Of a run of either stage."""
 RED, BLUE = "module:red", "module:blue"
@@ -32,33 +34,36 @@ class _Loaded:
     rates: dict[str, float] = field(factory=dict)
     random: Random = field(factory=lambda: Random(7))
     moved: list[str] = field(factory=list)
-    busy: dict[str, float] = field(factory=dict)
     loads_by_itself: bool = True
 
     def __attrs_post_init__(self) -> None:
         gpus = self.red + self.blue
-        placement = PlacementConfig(workers_expected=gpus + 1, limits=self.limits)
-        balance = BalanceConfig(mode=self.mode, policy=patience(60.0))
-        self.cluster = Cluster(ManagerConfig(placement=placement, balance=balance))
+        placement = PlacementConfig(
+            workers_expected=gpus, limits=self.limits, adoption_seconds=STEP, resend_seconds=STEP
+        )
+        balance = BalanceConfig(mode=self.mode, look_seconds=10.0, policy=patience(60.0))
+        membership = MembershipConfig(
+            heartbeat_seconds=STEP / 2, suspect_seconds=2 * STEP, lease_seconds=4 * STEP
+        )
+        self.cluster = Cluster(ManagerConfig(membership, placement, balance))
         for name, instances in (("red", self.red), ("blue", self.blue)):
             need = make_need(name, self.memory_gib, instances=instances)
             self.cluster.offer(make_workflow(name, need))
         self.cluster.join(make_node("p", roles=("proxy",)))
         for number in range(gpus):
             self.cluster.join(make_node(f"n{number}", cpus=(), gpus=(80,)))
-        self.cluster.advance(61.0, beating=list(self.cluster.nodes))
         self.cluster.load()
 
     def run(self, seconds: float) -> None:
-        """Let time pass second by second under the load."""
-        for _ in range(round(seconds)):
-            self.second()
+        """Let time pass under the load."""
+        for _ in range(round(seconds / STEP)):
+            self.step()
 
-    def second(self) -> None:
+    def step(self) -> None:
         """Requests arrive by chance, ready actors serve them, everybody is heard."""
         cluster = self.cluster
         for name, rate in self.rates.items():
-            self.offered[name] = self.offered.get(name, 0) + _poisson(self.random, rate)
+            self.offered[name] = self.offered.get(name, 0) + _poisson(self.random, rate * STEP)
             ready = [
                 (node, report)
                 for node in cluster.nodes.values()
@@ -67,16 +72,16 @@ class _Loaded:
             ]
             for node, report in ready:
                 runs = min(rate / len(ready), 1 / SECONDS)
-                self.busy[report.stage] = runs * SECONDS
-                count = report.work.runs + max(1, round(runs))
+                count = report.work.runs + max(1, round(runs * STEP))
                 work = StageWork(count, count * SECONDS, count * SECONDS**2, load_seconds=20.0)
                 node.actors[report.actor_id] = evolve(report, work=work)
         before = self.view().done
-        cluster.advance(1.0)
+        cluster.advance(STEP)
         self.beat()
         self.moved += ["move"] * (self.view().done - before)
         if self.loads_by_itself:
-            cluster.load(*[name for name in cluster.nodes if name != "p"])
+            for node in cluster.nodes.values():
+                node.finish_loading()
 
     def beat(self) -> None:
         """All are heard."""
@@ -118,11 +123,11 @@ def test_a_shift_of_the_load_is_followed_within_three_moves(memory_gib: int) -> 
     assert all(stage.problem is None for stage in view.stages)
 
 
-def test_a_set_that_keeps_up_moves_nothing_for_an_hour() -> None:
+def test_a_set_that_keeps_up_moves_nothing() -> None:
     """However uneven it is."""
     the = _Loaded()
     the.rates = {"red": 0.4, "blue": 4.5}
-    the.run(3600)
+    the.run(1200)
     assert the.ready() == (3, 3)
     assert the.view().moves == ()
     assert the.view().reason == "no stage is busier than 85%"
@@ -152,19 +157,19 @@ def test_pinned_minimum_and_maximum_hold() -> None:
     """Both, whatever the load says; and definitions are raised or lowered to them."""
     the = _Loaded(limits={RED: StageLimits(instances_min=2)})
     the.rates = {"red": 0.2, "blue": 11.0}
-    the.run(600)
+    the.run(900)
     assert the.ready() == (2, 4)
     the = _Loaded(limits={BLUE: StageLimits(instances_max=2)})
     the.rates = {"red": 0.2, "blue": 11.0}
-    the.run(600)
+    the.run(900)
     assert the.ready() == (3, 2)
 
 
 def _until_moving(the: _Loaded) -> None:
     the.rates = {"red": 0.2, "blue": 11.0}
     the.loads_by_itself = False
-    for _ in range(300):
-        the.second()
+    for _ in range(75):
+        the.step()
         if any(move.outcome in set(MovePhase) for move in the.view().moves):
             return
     raise AssertionError("no move began")
@@ -178,7 +183,7 @@ def test_a_node_that_dies_in_the_middle_ends_its_move_alone(memory_gib: int) -> 
     victim = the.view().moves[0].node
     the.cluster.nodes.pop(victim)
     for _ in range(10):
-        the.second()
+        the.step()
     assert the.cluster.manager.members[victim].state is NodeState.DEAD
     ended = [move for move in the.view().moves if move.outcome == "abandoned"]
     assert [move.node for move in ended] == [victim]
@@ -187,7 +192,7 @@ def test_a_node_that_dies_in_the_middle_ends_its_move_alone(memory_gib: int) -> 
     the.run(300)
     red, blue = the.ready()
     assert red >= 1
-    assert red + blue == 5
+    assert red + blue == (5 if memory_gib > 40 else 6), "two of the small ones fit on one device"
 
 
 def test_a_new_actor_that_fails_leaves_the_old_one() -> None:
@@ -229,8 +234,8 @@ def test_no_moment_has_fewer_ready_actors_than_a_move_beside_needs() -> None:
     """Warmed up beside the old one: the sum of ready instances never falls."""
     the = _Loaded()
     the.rates = {"red": 0.8, "blue": 7.6}
-    for _ in range(300):
-        the.second()
+    for _ in range(75):
+        the.step()
         assert sum(the.ready()) >= 6
     assert the.view().done >= 1
 
@@ -239,7 +244,9 @@ def test_workflows_that_change_end_the_moves() -> None:
     """A stage that is other than it was begins anew with what its definition says."""
     the = _Loaded()
     _until_moving(the)
-    the.cluster.offer(make_workflow("blue", make_need("blue", 20, instances=2), digest="other"), replaces=True)
+    the.cluster.offer(
+        make_workflow("blue", make_need("blue", 20, instances=2), digest="other"), replaces=True
+    )
     the.loads_by_itself = True
     the.run(20)
     assert all(move.outcome == "abandoned" for move in the.view().moves if move.outcome != "advised")

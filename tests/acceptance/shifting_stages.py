@@ -1,0 +1,41 @@
+"""Two workflows of one stage each that wait as for a GPU: for load that shifts from one to the other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from onepiece import Cpu, StageContext, stage, workflow
+
+RUN_SECONDS = 0.25
+LOAD_SECONDS = 0.5
+
+
+async def load(ctx: StageContext[None]) -> AsyncIterator[None]:
+    """As weights are loaded."""
+    await asyncio.sleep(LOAD_SECONDS)
+    yield None
+
+
+@stage(resources=Cpu(memory_gib=0.4), instances=4, setup=load)
+async def red_stage(ctx: StageContext[None], number: int) -> int:
+    """Wait, and give the number back."""
+    await asyncio.sleep(RUN_SECONDS)
+    return number
+
+
+@stage(resources=Cpu(memory_gib=0.8), instances=2, setup=load)
+async def blue_stage(ctx: StageContext[None], number: int) -> int:
+    """The same, too large to be loaded beside another one."""
+    await asyncio.sleep(RUN_SECONDS)
+    return -number
+
+
+@workflow
+def red(number: int) -> int:
+    """One stage."""
+    return red_stage(number)
+
+
+@workflow
+def blue(number: int) -> int:
+    """One stage."""
+    return blue_stage(number)
