@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from onepiece import Cpu, StageContext, stage, workflow
 
-RUN_SECONDS = 0.25
+RUN_SECONDS = 0.5
 LOAD_SECONDS = 0.5
 
 

@@ -6,8 +6,15 @@ import pytest
 from attrs import define, evolve, field
 
 from onepiece.core import HeartbeatReceived, ManagerConfig, MembershipConfig, NodeState, PlacementConfig
-from onepiece.core.balance import BalanceConfig, RebalanceMode, patience
-from onepiece.core.inventory import ActorState, StageWork
+from onepiece.core.balance import (
+    BalanceConfig,
+    BalanceMachine,
+    LookedAround,
+    NodeTold,
+    RebalanceMode,
+    patience,
+)
+from onepiece.core.inventory import ActorReport, ActorState, StageWork
 from onepiece.core.move_board import StageLimits
 from onepiece.core.pending_move import MovePhase
 from onepiece.core.placement_view import PlacementView
@@ -108,7 +115,7 @@ def _poisson(random: Random, rate: float) -> int:
 
 @pytest.mark.parametrize("memory_gib", [30, 60])
 def test_a_shift_of_the_load_is_followed_within_three_moves(memory_gib: int) -> None:
-    """Beside the old ones where memory allows (30 of 80 GiB), behind them where it does not (60)."""
+    """Beside the old ones where memory allows (30 of 80 GiB), behind them where it does not (60) (fault 91)."""
     the = _Loaded(memory_gib=memory_gib)
     the.rates = {"red": 4.2, "blue": 4.2}
     the.run(180)
@@ -252,3 +259,44 @@ def test_workflows_that_change_end_the_moves() -> None:
     assert all(move.outcome == "abandoned" for move in the.view().moves if move.outcome != "advised")
     wanted = {stage.stage: stage.wanted for stage in the.view().stages}
     assert wanted[BLUE] == 2
+
+
+def test_counters_that_come_late_or_twice_count_once() -> None:
+    """Of a proxy and of an actor alike; a proxy that was not known is counted from then on."""
+    machine = BalanceMachine(config=BalanceConfig(mode=RebalanceMode.ON))
+
+    def told(offered: int, runs: int) -> None:
+        work = StageWork(runs, 2.0 * runs, 4.0 * runs, load_seconds=3.0)
+        report = ActorReport(1, RED, ("cpu:0",), ActorState.READY, work=work)
+        machine.handle(NodeTold("p", 1, (report,), {"red": offered}), 0.0)
+
+    seen = LookedAround(
+        (make_workflow("red", make_need("red")),),
+        {RED: make_need("red")},
+        (),
+        (),
+        frozenset(),
+        {},
+        on_cpu=False,
+    )
+    machine.handle(seen, 0.0)
+    for offered, runs in ((100, 1), (110, 3), (110, 3), (105, 2), (120, 4)):
+        told(offered, runs)
+    timing = machine.timing(RED)
+    assert timing is not None
+    assert (timing.samples, timing.mean_seconds, timing.spread_seconds) == (4, 2.0, 0.0)
+    assert machine.load_seconds(RED) == 3.0
+    machine.handle(seen, 10.0)
+    assert machine.rates == {"red": 2.0}
+
+
+def test_older_runs_fade() -> None:
+    """A stage that has become slower is soon known as such."""
+    machine = BalanceMachine()
+    for runs, seconds in ((1000, 1000.0), (1256, 1000.0 + 256 * 3.0)):
+        work = StageWork(runs, seconds, seconds)
+        report = ActorReport(1, RED, ("cpu:0",), ActorState.READY, work=work)
+        machine.handle(NodeTold("n", 1, (report,), {}), 0.0)
+    timing = machine.timing(RED)
+    assert timing is not None
+    assert timing.mean_seconds == pytest.approx(3.0)
