@@ -16,6 +16,8 @@ membership     which nodes belong to the set
 packing        on which devices new instances go (a pure function)
 actors         the life of one stage actor
 placement      which actors there should be
+move_book      what becomes of the moves under way
+balance        how busy stages are, by what nodes report, and so what moves
 moves          which instances should change their stage under a load (a pure function)
 rebalance      when they should
 routing        which actor a message goes to

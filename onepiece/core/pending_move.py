@@ -1,4 +1,9 @@
-"""A move under way, and one that is over, as they are stored and shown."""
+"""A move under way, and one that is over, as they are stored and shown.
+
+They are plain values: ``move_book`` says what becomes of them, the coordinator keeps those under way, and the
+manager's view names both. An actor is known by its id, which is never used twice, so that a stored move finds
+its actors again after a restart, or finds that they are gone.
+"""
 
 import enum
 

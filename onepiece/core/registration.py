@@ -1,4 +1,8 @@
-"""Whether a workflow that is offered goes together with those that are registered."""
+"""Whether a workflow that is offered goes together with those that are registered.
+
+Nodes import workflows themselves, so two versions of one name, or of a stage that two workflows share, would
+exchange values that do not fit. What is refused is told with both versions.
+"""
 
 from onepiece.core.inventory import RegisteredWorkflow
 

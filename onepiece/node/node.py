@@ -200,8 +200,6 @@ async def _compose(
 
     member = _make_member(options, info, env, imports, proxy, stop, next_life)
     wake.target = member.wake
-    if proxy is not None:
-        member.offered = lambda: proxy.offered
     member.attach(control, host)
     if "manager" in options.roles:
         coordinator = parts.open_coordinator(state_dir / "manager")
@@ -308,7 +306,7 @@ def _make_member(
         if proxy is not None:
             proxy.owner.disown()
 
-    return Member(
+    member = Member(
         info,
         _manager_address(options, env.control_address),
         outbox=env.outbox,
@@ -322,6 +320,9 @@ def _make_member(
         on_must_stop=stop.order,
         next_incarnation=next_life,
     )
+    if proxy is not None:
+        member.offered = lambda: proxy.offered
+    return member
 
 
 def _moment(parts: NodeParts) -> int:

@@ -5,27 +5,34 @@ from collections.abc import AsyncIterator
 
 from onepiece import Cpu, StageContext, stage, workflow
 
-RUN_SECONDS = 0.5
-LOAD_SECONDS = 0.5
+STEP_SECONDS = 0.05
+RUN_STEPS = 6
+LOAD_STEPS = 10
+
+
+async def wait(steps: int) -> None:
+    """As for a GPU."""
+    for _ in range(steps):
+        await asyncio.sleep(STEP_SECONDS)
 
 
 async def load(ctx: StageContext[None]) -> AsyncIterator[None]:
     """As weights are loaded."""
-    await asyncio.sleep(LOAD_SECONDS)
+    await wait(LOAD_STEPS)
     yield None
 
 
 @stage(resources=Cpu(memory_gib=0.4), instances=4, setup=load)
 async def red_stage(ctx: StageContext[None], number: int) -> int:
     """Wait, and give the number back."""
-    await asyncio.sleep(RUN_SECONDS)
+    await wait(RUN_STEPS)
     return number
 
 
 @stage(resources=Cpu(memory_gib=0.8), instances=2, setup=load)
 async def blue_stage(ctx: StageContext[None], number: int) -> int:
     """The same, too large to be loaded beside another one."""
-    await asyncio.sleep(RUN_SECONDS)
+    await wait(RUN_STEPS)
     return -number
 
 

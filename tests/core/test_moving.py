@@ -115,7 +115,7 @@ def _poisson(random: Random, rate: float) -> int:
 
 @pytest.mark.parametrize("memory_gib", [30, 60])
 def test_a_shift_of_the_load_is_followed_within_three_moves(memory_gib: int) -> None:
-    """Beside the old ones where memory allows (30 of 80 GiB), behind them where it does not (60) (fault 91)."""
+    """Beside the old ones where memory allows (30 of 80 GiB), else behind them (60) (fault 91)."""
     the = _Loaded(memory_gib=memory_gib)
     the.rates = {"red": 4.2, "blue": 4.2}
     the.run(180)
