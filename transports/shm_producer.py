@@ -5,8 +5,8 @@ takes the connection: questions, chains behind a swap, slots with their commit w
 owner checks each offset that the ring lives by, and the frame behind a payload, which goes out when the
 payload has been copied, is what makes it visible on every kind of processor.
 
-Two ways to one memory need an order: a copy waits until the owner has carried out the frames before it,
-and a frame until the copies before it are done.
+Two ways to one memory need an order: a copy waits until the owner has carried out the frames before it.
+The other way round there is nothing to wait for, as a copy is done when ``post`` returns.
 """
 
 import asyncio
@@ -24,7 +24,6 @@ from transports.shared_memory import Bypass
 from transports.shm_link import OFFER_BYTES_MAX, MemoryLink, Offer, open_link
 from transports.tcp_frames import Header, Kind
 from transports.tcp_producer import TcpMemory
-from transports.tcp_wire import PENDING_BYTES_HIGH
 
 _EXPECTS: Final[frames.Bounds] = {**frames.PRODUCER_EXPECTS_ANSWERS, Kind.ATTACHED: OFFER_BYTES_MAX}
 _FRAMED_BYTES_MAX: Final = 64
@@ -47,7 +46,6 @@ class SharingMemory(TcpMemory):
         """Frames that write, sent so far."""
         self._carried_out = 0
         """How many of them the owner is known to have carried out."""
-        self._copied: asyncio.Future[None] | None = None
 
     async def open(self) -> None:
         """Shake hands as over tcp, then ask for the memory."""
@@ -79,7 +77,7 @@ class SharingMemory(TcpMemory):
         if not self._lends:
             return "the owner lends no memory"
         self._send([frames.frame(Kind.ATTACH)])
-        link = await open_link(await self._offer, self._size_bytes, self._moved)
+        link = await open_link(await self._offer, self._size_bytes)
         if self._ending.over() and isinstance(link, MemoryLink):
             link.close()
         self._ending.check()
@@ -91,7 +89,6 @@ class SharingMemory(TcpMemory):
     # Operations.
 
     async def _read(self, offset: int, length: int) -> Bytes:
-        await self._all_copied()
         posted = self._posted
         data = await super()._read(offset, length)
         self._carried_out = max(self._carried_out, posted)
@@ -99,7 +96,6 @@ class SharingMemory(TcpMemory):
 
     async def compare_and_swap(self, swap: CompareAndSwap) -> int | Expired:
         """Swap a word: by the owner."""
-        await self._all_copied()
         posted = self._posted
         found = await super().compare_and_swap(swap)
         if found is not EXPIRED:
@@ -108,7 +104,6 @@ class SharingMemory(TcpMemory):
 
     async def fetch_and_add(self, offset: int, addend: int) -> int:
         """Add to a word: by the owner."""
-        await self._all_copied()
         posted = self._posted
         found = await super().fetch_and_add(offset, addend)
         self._carried_out = max(self._carried_out, posted)
@@ -116,19 +111,17 @@ class SharingMemory(TcpMemory):
 
     async def guarded(self, guarded: Guarded) -> int | Expired:
         """Swap and, if it took place, the chain: both by the owner."""
-        await self._all_copied()
         self._posted += 1  # the answer is that of the swap: the chain may still be behind it
         return await super().guarded(guarded)
 
     async def flush(self) -> None:
         """Return when all that was posted before has landed."""
-        await self._all_copied()
         posted = self._posted
         await super().flush()
         self._carried_out = max(self._carried_out, posted)
 
     async def post(self, chain: Chain) -> None:
-        """Write in order; waits first while too much is under way."""
+        """Write in order; waits first where frames of before are under way."""
         framed: list[Write] = []
         for write in chain.writes:
             if self._link is None or write.length <= _FRAMED_BYTES_MAX:
@@ -142,7 +135,6 @@ class SharingMemory(TcpMemory):
             await self._post_frames(Chain(tuple(framed), notify=chain.notify))
 
     async def _post_frames(self, chain: Chain) -> None:
-        await self._all_copied()
         await self._wait_for_room()
         self._posted += 1
         self._send(frames.chain_frames(chain))
@@ -157,34 +149,10 @@ class SharingMemory(TcpMemory):
             raise
         while self._posted != self._carried_out:
             await self.flush()
-        while link.pending_bytes >= PENDING_BYTES_HIGH:
-            await self._next_move()
-        link.write(write.offset, write.buffers, write.length)
-
-    async def _all_copied(self) -> None:
-        while self._link is not None and self._link.pending_bytes:
-            await self._next_move()
-
-    async def _next_move(self) -> None:
-        """Wait until something was copied or the session has ended; raises in the second case."""
-        if self._copied is None:
-            self._copied = self._loop.create_future()
-        # Shared by all who wait, so none may cancel it for the others.
-        await asyncio.shield(self._copied)
+        await link.write(write.offset, write.buffers)
         self._ending.check()
 
-    def _moved(self) -> None:
-        copied, self._copied = self._copied, None
-        if copied is not None:
-            copied.set_result(None)
-
     # How it ends.
-
-    async def close(self) -> None:
-        """End the session; waits for the piece that is being copied."""
-        await super().close()
-        if self._link is not None:
-            await self._link.let_go
 
     def _hang_up(self) -> None:
         if self._link is not None:
@@ -192,7 +160,6 @@ class SharingMemory(TcpMemory):
         if not self._offer.done():
             self._offer.set_exception(self._ending.error())
             self._offer.exception()  # perhaps nobody waits for it yet, or any more
-        self._moved()
         super()._hang_up()
 
     # What the owner says.

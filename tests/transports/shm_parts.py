@@ -53,4 +53,3 @@ def write(offset: int, data: bytes, *, notify: bool = False) -> Chain:
 def hold_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on producers keep what they have mapped, as one that is stopped does."""
     monkeypatch.setattr(MemoryLink, "close", lambda _: None)
-    monkeypatch.setattr(SharingMemory, "close", lambda memory: super(SharingMemory, memory).close())
