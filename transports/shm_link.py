@@ -1,8 +1,8 @@
 """A producer's own way into memory of an owner on the same host: getting it, copying into it, letting go.
 
 The event loop copies, piece by piece, and turns to others in between. A thread would leave the loop free,
-but takes half as much processor time again: two threads that hand each other pieces of a millisecond wait
-for the interpreter's lock, and what is hashed behind its copy is still in the cache.
+but took up to half as much processor time again: two threads that hand each other pieces of a millisecond
+wait for the interpreter's lock, and what is hashed behind its copy is still in the cache.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ OFFER_BYTES_MAX: Final = TOKEN_BYTES + NAME_BYTES_MAX
 
 _PIECE_BYTES: Final = 1 << 20
 _TURN_BYTES_MAX: Final = 2 << 20
-"""What one session copies in a turn of the event loop: half a millisecond's work."""
+"""What one session copies in a turn of the event loop, before others have theirs."""
 _REFUSED: Final = "the owner has none to lend, or runs as another user"
 _BUSY_PAUSE_SECONDS: Final = 0.01
 

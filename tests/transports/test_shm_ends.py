@@ -180,7 +180,7 @@ asyncio.run(main())
 
 
 async def test_a_killed_owner_leaves_nothing() -> None:
-    """The owner is killed while its memory is in use: no file, no mapping and no descriptor is left."""
+    """The owner is killed while its memory is in use: no file and no mapping is left (fault 67)."""
 
     def mapped() -> bool:
         return "onepiece-region" in Path("/proc/self/maps").read_text()
