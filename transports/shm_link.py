@@ -24,6 +24,7 @@ _TURN_BYTES_MAX: Final = 2 << 20
 """What one session copies in a turn of the event loop, before others have theirs."""
 _REFUSED: Final = "the owner has none to lend, or runs as another user"
 _BUSY_PAUSE_SECONDS: Final = 0.01
+_BUSY_PAUSES_MAX: Final = 100
 
 
 @frozen
@@ -88,8 +89,13 @@ class MemoryLink:
             self._lifeline.close()
 
 
-async def open_link(offer: Offer, size_bytes: int) -> MemoryLink | str:
+async def open_link(offer: Offer, size_bytes: int, timeout_seconds: float) -> MemoryLink | str:
     """Take what the owner offers; why not, if that fails.
+
+    Args:
+        offer: The owner's.
+        size_bytes: Of the region.
+        timeout_seconds: For the owner's answer.
 
     Raises:
         ProtocolError: What the owner lends is not what it promised.
@@ -99,7 +105,7 @@ async def open_link(offer: Offer, size_bytes: int) -> MemoryLink | str:
         lifeline.setblocking(False)
         await _visit(lifeline, offer.socket_name)
         lifeline.send(offer.token)
-        _, descriptors, _, _ = await _answer(lifeline)
+        _, descriptors, _, _ = await _answer(lifeline, timeout_seconds)
         if not descriptors:
             lifeline.close()
             return _REFUSED
@@ -121,16 +127,17 @@ async def open_link(offer: Offer, size_bytes: int) -> MemoryLink | str:
 
 
 async def _visit(lifeline: socket.socket, name: str) -> None:
-    while True:
+    for _ in range(_BUSY_PAUSES_MAX):
         try:
             lifeline.connect(f"\0{name}")
-        except BlockingIOError:  # many visitors; the session's own patience bounds this
+        except BlockingIOError:  # many visitors
             await asyncio.sleep(_BUSY_PAUSE_SECONDS)
         else:
             return
+    raise BlockingIOError("too many visitors")
 
 
-async def _answer(lifeline: socket.socket) -> tuple[bytes, list[int], int, object]:
+async def _answer(lifeline: socket.socket, timeout_seconds: float) -> tuple[bytes, list[int], int, object]:
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
 
@@ -140,7 +147,9 @@ async def _answer(lifeline: socket.socket) -> tuple[bytes, list[int], int, objec
 
     loop.add_reader(lifeline.fileno(), note)
     try:
-        await readable
+        await asyncio.wait([readable], timeout=timeout_seconds)
     finally:
         loop.remove_reader(lifeline.fileno())
+    if not readable.done():
+        raise TimeoutError(f"no answer within {timeout_seconds} s")
     return socket.recv_fds(lifeline, 1, 1)

@@ -5,6 +5,9 @@ takes the connection: questions, chains behind a swap, slots with their commit w
 owner checks each offset that the ring lives by, and the frame behind a payload, which goes out when the
 payload has been copied, is what makes it visible on every kind of processor.
 
+The memory is asked for when the first such write is posted: most sessions, those of small messages, never
+need it.
+
 Two ways to one memory need an order: a copy waits until the owner has carried out the frames before it.
 The other way round there is nothing to wait for, as a copy is done when ``post`` returns.
 """
@@ -33,7 +36,7 @@ _GUARDED_BYTES_MAX: Final = 64 << 10
 
 
 class SharingMemory(TcpMemory):
-    """A session over a connection and, if its owner is on this host, a link beside it."""
+    """A session over a connection and, for large payloads to an owner on this host, a link beside it."""
 
     def __init__(self, address: Address, hello: bytes, options: Options, *, encrypted: bool) -> None:
         super().__init__(address, hello, options, encrypted=encrypted)
@@ -42,49 +45,62 @@ class SharingMemory(TcpMemory):
         self._size_bytes = 0
         self._offer: asyncio.Future[Offer] = self._loop.create_future()
         self._link: MemoryLink | None = None
+        self._beside = self._capabilities.wire
+        self._may_attach = False
         self._posted = 0
         """Frames that write, sent so far."""
         self._carried_out = 0
         """How many of them the owner is known to have carried out."""
 
     async def open(self) -> None:
-        """Shake hands as over tcp, then ask for the memory."""
+        """Shake hands as over tcp; get the memory now only if nothing else will do."""
         await super().open()
-        try:
-            why_not = await self._attach()
-        except (PeerLost, SessionFenced) as error:
-            raise ConnectFailed(f"the session could not be opened: {error}") from error
+        why_not = self._obstacle()
         if why_not is None:
+            self._may_attach = True
             self._capabilities = evolve(
                 self._capabilities,
-                wire=f"shm (beside {self._capabilities.wire})",
+                wire=f"{self._beside} (shm from the first large payload on)",
                 fences_sessions=False,
                 guarded_bytes_max=min(_GUARDED_BYTES_MAX, self._capabilities.guarded_bytes_max),
             )
-        elif self._bypass is Bypass.REQUIRED:
+        if self._bypass is not Bypass.REQUIRED:
+            return
+        try:
+            why_not = why_not or await self._attach()
+        except (PeerLost, SessionFenced) as error:
+            raise ConnectFailed(f"the session could not be opened: {error}") from error
+        if why_not is not None:
             raise ConnectFailed(f"{self._address} asks for shared memory, and there is none: {why_not}")
-        elif self.wire.is_within_host and self._bypass is Bypass.AUTO and self._lends:
-            self._capabilities = evolve(
-                self._capabilities, wire=f"{self._capabilities.wire} (no shm: {why_not})"
-            )
 
-    async def _attach(self) -> str | None:
-        """Get the memory; why there is none."""
+    def _obstacle(self) -> str | None:
         if self._bypass is Bypass.OFF:
             return "it is turned off"
         if not self.wire.is_within_host:
             return "the owner is on another host"
-        if not self._lends:
-            return "the owner lends no memory"
-        self._send([frames.frame(Kind.ATTACH)])
-        link = await open_link(await self._offer, self._size_bytes)
+        return None if self._lends else "the owner lends no memory"
+
+    async def _attach(self) -> str | None:
+        """Get the memory, once in a session; why there is none. Bounded, and may end in another task."""
+        self._may_attach = False
+        link = await self._ask_for_link()
         if self._ending.over() and isinstance(link, MemoryLink):
             link.close()
         self._ending.check()
         if isinstance(link, str):
+            self._capabilities = evolve(self._capabilities, wire=f"{self._beside} (no shm: {link})")
             return link
         self._link = link
+        self._capabilities = evolve(self._capabilities, wire=f"shm (beside {self._beside})")
         return None
+
+    async def _ask_for_link(self) -> MemoryLink | str:
+        seconds = self._options.connect_timeout_seconds
+        self._send([frames.frame(Kind.ATTACH)])
+        await asyncio.wait([self._offer], timeout=seconds)
+        if not self._offer.done():
+            return f"the owner made no offer within {seconds} s"
+        return await open_link(self._offer.result(), self._size_bytes, seconds)
 
     # Operations.
 
@@ -122,6 +138,8 @@ class SharingMemory(TcpMemory):
 
     async def post(self, chain: Chain) -> None:
         """Write in order; waits first where frames of before are under way."""
+        if self._may_attach and any(write.length > _FRAMED_BYTES_MAX for write in chain.writes):
+            await self._attach()
         framed: list[Write] = []
         for write in chain.writes:
             if self._link is None or write.length <= _FRAMED_BYTES_MAX:

@@ -15,7 +15,9 @@ from transports.tcp import TcpTransport
 from transports.testing import Setting
 from transports.testing.setting import Stage, staged
 
-HERE = Address.parse("tcp://127.0.0.1:0")
+HERE = Address.parse("tcp://127.0.0.1:0?shm=required")
+"""Sessions have the memory from the beginning on."""
+UNASKED = Address.parse("tcp://127.0.0.1:0")
 SECRET = Options(secret=b"of this cluster")
 LARGE = 3 << 20
 """More than one turn of the event loop copies."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from tests.transports.shm_parts import HERE, LARGE, SECRET, linked, region, write
+from tests.transports.shm_parts import HERE, LARGE, SECRET, UNASKED, linked, region, write
 from transports import shared_memory, shm_lender
 from transports import tcp_frames as frames
 from transports.address import Address
@@ -17,8 +17,8 @@ from transports.channel import open_receiver, open_sender
 from transports.errors import (
     AddressError,
     ConnectFailed,
-    OperationTimeout,
     ProtocolError,
+    TransportError,
 )
 from transports.memory import Options
 from transports.operations import Chain, CompareAndSwap, Guarded, Write
@@ -44,15 +44,14 @@ async def test_it_is_used_without_being_asked_for(side: str) -> None:
         options = off if side == "producer" else {}
         address = evolve(stage.region.address, options=options)
         memory = await TcpTransport().connect(address, b"", SECRET)
+        assert memory.capabilities.fences_sessions is (side != "both")
         body = os.urandom(LARGE)
         if side == "both":
-            assert memory.capabilities.wire == "shm (beside tcp)"
-            assert not memory.capabilities.fences_sessions
-            await linked(memory).write(64, (body,))
-            assert stage.region.view[64 : 64 + LARGE] == body
-        else:
-            assert memory.capabilities.wire == "tcp"
-            assert memory.capabilities.fences_sessions
+            await memory.post(write(64, b"small"))
+            assert memory.capabilities.wire == "tcp (shm from the first large payload on)"
+            await memory.post(write(64, body))
+            assert stage.region.view[64 : 64 + LARGE] == body, "it lands without the owner's processor"
+        assert memory.capabilities.wire == ("shm (beside tcp)" if side == "both" else "tcp")
         await memory.post(write(128, body, notify=True))
         await until(lambda: stage.diary.notified == 1, "the notification")
         assert stage.region.view[128 : 128 + LARGE] == body
@@ -76,11 +75,11 @@ async def test_what_is_required_and_missing_is_an_error(monkeypatch: pytest.Monk
 async def test_nothing_is_lent_to_other_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of another user gets no memory; it writes over tcp, and says why."""
     monkeypatch.setattr(shm_lender, "_user_of", lambda _: os.geteuid() + 1)
-    async with region() as stage:
+    async with region(address=UNASKED) as stage:
         memory = await stage.connect()
-        assert memory.capabilities.wire.startswith("tcp (no shm: ")
         await memory.post(write(4096, b"by the owner" * 100))
         await memory.flush()
+        assert memory.capabilities.wire.startswith("tcp (no shm: ")
         assert bytes(stage.region.view[4096:4108]) == b"by the owner"
         await memory.close()
 
@@ -92,7 +91,7 @@ async def test_what_is_lent_is_bounded(
     gc.collect()
     lent = sum(map(len, shared_memory._lent))
     monkeypatch.setattr(shared_memory, "LENT_BYTES_MAX", lent + (1 << 16))
-    async with region() as first, region() as second:
+    async with region() as first, region(address=UNASKED) as second:
         assert linked(await first.connect())
         assert not isinstance(second.region.memory, LentMemory)  # type: ignore[attr-defined]  # of the tcp region
         memory = await second.connect()
@@ -175,11 +174,10 @@ async def test_large_messages_arrive_whole(length: int) -> None:
     """Messages far longer than the queue of copies, one behind the other through a ring that wraps."""
     body = os.urandom(length)
     async with (
-        TcpTransport().listen(HERE, SECRET) as listener,
+        TcpTransport().listen(UNASKED, SECRET) as listener,
         open_receiver(listener, "actor/7", Geometry(8, (2 * length + length // 2) // 64 * 64, 4)) as receiver,
         open_sender(receiver.address, "large", options=SECRET) as sender,
     ):
-        assert sender.wire == "shm (beside tcp)"
         for number in range(5):
             sending = asyncio.ensure_future(sender.send([bytes([number]), body]))
             async with asyncio.timeout(20):
@@ -189,6 +187,7 @@ async def test_large_messages_arrive_whole(length: int) -> None:
             receiver.release(delivery)
             assert await sending == number
         await sender.drained()
+        assert sender.wire == "shm (beside tcp)"
 
 
 # Peers that do not follow the rules.
@@ -313,9 +312,20 @@ def test_offers_that_name_no_socket_are_refused(body: bytes) -> None:
         Offer.parse(memoryview(body))
 
 
-async def test_a_handshake_that_stops_in_the_middle_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An owner that takes the visit and answers nothing does not hold a producer up beyond its patience."""
+@pytest.mark.parametrize("address", [HERE, UNASKED], ids=["required", "unasked"])
+async def test_an_owner_that_keeps_the_memory_holds_nobody_up(
+    address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits in vain for what it was offered gives up in time: with an error, or by another way."""
     monkeypatch.setattr(shm_lender.Lender, "_acceptable", lambda _: None)
-    async with region(options=evolve(SECRET, connect_timeout_seconds=0.2)) as stage:
-        await raised(OperationTimeout, stage.connect())
-        await until(lambda: stage.diary.lost == [1], "the end of the session")
+    async with region(options=evolve(SECRET, connect_timeout_seconds=0.2), address=address) as stage:
+        if address is HERE:
+            await raised(TransportError, stage.connect())
+            await until(lambda: stage.diary.lost == [1], "the end of the session")
+            return
+        memory = await stage.connect()
+        await memory.post(write(4096, b"by the owner" * 100))
+        await memory.flush()
+        assert "no answer within 0.2 s" in memory.capabilities.wire
+        assert bytes(stage.region.view[4096:4108]) == b"by the owner"
+        await memory.close()
