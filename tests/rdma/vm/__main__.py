@@ -6,8 +6,9 @@
     python -m tests.rdma.vm run -- COMMAND     its output and exit status are the command's
 
 Debian's own kernel runs under QEMU's software emulation, so the host's kernel needs nothing. The machine
-sees the host's files, at the same paths, under a layer of its own: what it writes is gone afterwards. It has no
-network but a pair of interfaces: rxe0 at 10.77.0.1 and rxe1 at 10.77.0.2, between which packets really travel.
+sees the host's files, at the same paths, under a layer of its own: what it writes is gone afterwards. It
+has no network but a pair of interfaces: rxe0 at 10.77.0.1 and rxe1 at 10.77.0.2, between which packets
+really travel.
 """
 
 import argparse

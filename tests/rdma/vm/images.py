@@ -53,7 +53,7 @@ def say(text: str) -> None:
 
 
 def set_up() -> None:
-    """Install packages that are missing and make the images, if they are not there; raises ``NotPossibleError``."""
+    """Install packages and make images, where they are missing; raises ``NotPossibleError``."""
     missing = _missing_packages()
     if missing:
         _install(missing)
@@ -140,19 +140,23 @@ def _make(package: Path) -> None:
 def _unpack(package: Path) -> tuple[bytes, dict[str, bytes]]:
     """The kernel, and all modules by name."""
     kernel, modules = b"", {}
-    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as unpacking:
-        with tarfile.open(fileobj=unpacking.stdout, mode="r|") as tar:
-            for member, name in _files(tar):
-                if name.startswith("vmlinuz-"):
-                    kernel = _content(tar, member)
-                elif name.endswith(".ko") and re.search(_WANTED_FOLDERS, member.name):
-                    modules[name.removesuffix(".ko").replace("-", "_")] = _content(tar, member)
+    with (
+        subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as unpacking,
+        tarfile.open(fileobj=unpacking.stdout, mode="r|") as tar,
+    ):
+        for member, name in _files(tar):
+            if name.startswith("vmlinuz-"):
+                kernel = _content(tar, member)
+            elif name.endswith(".ko") and re.search(_WANTED_FOLDERS, member.name):
+                modules[name.removesuffix(".ko").replace("-", "_")] = _content(tar, member)
     if not kernel:
         raise NotPossibleError(f"{package.name} holds no kernel")
     return kernel, modules
 
 
-_WANTED_FOLDERS: Final = r"/(infiniband/(core|sw)|virtio|char|9p|netfs|fscache|overlayfs|crypto|configfs|lib|drivers/net|ipv[46]|dma-buf)/"
+_WANTED_FOLDERS: Final = (
+    r"/(infiniband/(core|sw)|virtio|char|9p|netfs|fscache|overlayfs|crypto|configfs|lib|drivers/net|ipv[46])/"
+)
 """Where the modules may be that are wanted, and those that they need: the others are not worth reading."""
 
 
@@ -190,7 +194,7 @@ def in_order(wanted: Iterable[str], modules: Mapping[str, bytes]) -> list[str]:
 
 
 def uncompressed(image: bytes) -> bytes:
-    """The kernel inside a compressed one, which would take long to unpack under emulation; else the image itself."""
+    """The kernel inside a compressed one, which would take long to unpack under emulation; else the image."""
     setup_sectors = image[0x1F1] or 4
     offset, length = struct.unpack_from("<II", image, 0x248)
     start = (1 + setup_sectors) * 512 + offset
@@ -227,7 +231,7 @@ class Archive:
     def _add(self, name: str, content: bytes, mode: int) -> None:
         self._count += 1
         path = name.encode() + b"\0"
-        # inode, mode, user, group, links, time, size, device, device of the file (two numbers each), name, checksum
+        # inode, mode, user, group, links, time, size, two devices of two numbers each, name, checksum
         numbers = (self._count, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(path), 0)
         self._out.write(b"070701" + b"".join(b"%08x" % number for number in numbers))
         for part in (path, content):

@@ -20,8 +20,8 @@ _PORTS: Final = ("out", "err", "status")
 _LOOK_SECONDS: Final = 0.1
 _LOG_BYTES_SHOWN: Final = 4000
 _KERNEL_ARGUMENTS: Final = (
-    "console=ttyS0 quiet rdinit=/init panic=-1 oops=panic tsc=reliable mitigations=off nokaslr cryptomgr.notests"
-    " random.trust_cpu=on"
+    "console=ttyS0 quiet rdinit=/init panic=-1 oops=panic tsc=reliable mitigations=off nokaslr"
+    " cryptomgr.notests random.trust_cpu=on"
 )
 _PASSED_ON: Final = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "OMP_NUM_THREADS", "HF_HUB_OFFLINE")
 _PASSED_ON_PREFIXES: Final = ("ONEPIECE_", "PYTEST_", "UCX_")
@@ -37,7 +37,7 @@ def run(command: Sequence[str], *, timeout_seconds: float, processors: int, memo
         memory_mib: Of the machine; what the command writes to files takes up to three quarters of it.
 
     Returns:
-        The command's exit status; ``TIMED_OUT``; ``FAILED`` if the machine itself failed, whose log is shown then.
+        The command's exit status; ``TIMED_OUT``; ``FAILED`` if the machine failed, whose log is shown then.
 
     Raises:
         NotPossibleError: It is not set up.
@@ -55,16 +55,16 @@ def run(command: Sequence[str], *, timeout_seconds: float, processors: int, memo
         with (
             _following(folder / "out", sys.stdout.buffer) as out,
             _following(folder / "err", sys.stderr.buffer) as err,
+            subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=2) as machine,
         ):
-            with subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=2) as machine:
-                try:
-                    while machine.poll() is None and time.monotonic() - began < timeout_seconds:
-                        time.sleep(_LOOK_SECONDS)
-                        out.copy()
-                        err.copy()
-                finally:
-                    in_time = machine.poll() is not None
-                    machine.kill()
+            try:
+                while machine.poll() is None and time.monotonic() - began < timeout_seconds:
+                    time.sleep(_LOOK_SECONDS)
+                    out.copy()
+                    err.copy()
+            finally:
+                in_time = machine.poll() is not None
+                machine.kill()
         return _outcome(folder, time.monotonic() - began, in_time=in_time)
 
 
