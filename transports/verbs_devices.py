@@ -24,7 +24,7 @@ SPIN_MICROSECONDS_MAX: Final = 1000
 SETTINGS_VARIABLE: Final = "ONEPIECE_VERBS"
 """The environment's words for all sessions of a process; an address's own go before them."""
 
-_EMPTY_MAX: Final = 32
+_EMPTY_MAX: Final = 8
 """So many entries without a gid are taken for the table's end."""
 _ETHERNET: Final = "Ethernet"
 _ACTIVE: Final = "ACTIVE"

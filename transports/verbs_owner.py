@@ -148,7 +148,7 @@ class VerbsOwnerSession(OwnerSession):
             assert self._region is not None
             self._region.notify()
         if failure is not None:
-            self._end(PeerLost(f"the session's queue pair failed: {failure}"))
+            self._end(PeerLost(f"the owner's queue pair on {pair.place} failed: {failure}"))
 
     # How it ends: no packet lands any more when anybody is told.
 

@@ -1,6 +1,7 @@
 """Boots the machine, runs one command in it, and passes on what the command says and how it ends."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,7 +19,7 @@ FAILED: Final = 125
 
 _PORTS: Final = ("out", "err", "status")
 _LOOK_SECONDS: Final = 0.1
-_LOG_BYTES_SHOWN: Final = 4000
+_LOG_CHARACTERS_SHOWN: Final = 4000
 _KERNEL_ARGUMENTS: Final = (
     "console=ttyS0 quiet rdinit=/init panic=-1 oops=panic tsc=reliable mitigations=off nokaslr"
     " cryptomgr.notests random.trust_cpu=on"
@@ -69,12 +70,14 @@ def run(command: Sequence[str], *, timeout_seconds: float, processors: int, memo
 
 
 def _outcome(folder: Path, seconds: float, *, in_time: bool) -> int:
-    status = (folder / "status").read_text().strip()
+    status, log = (folder / "status").read_text().strip(), (folder / "log").read_text(errors="replace")
     if status:
-        say(f"the command ended with {status}; {seconds:.1f} s with boot and shutdown")
+        ready = re.search(r"vm: ready after ([0-9.]+) s", log)
+        say(
+            f"the command ended with {status}; {seconds:.1f} s, {ready[1] if ready else '?'} s of them to boot"
+        )
         return int(status)
-    log = (folder / "log").read_bytes()[-_LOG_BYTES_SHOWN:]
-    sys.stderr.write(log.decode(errors="replace"))
+    sys.stderr.write(log[-_LOG_CHARACTERS_SHOWN:])
     say("the machine ended without a status" if in_time else f"switched off after {seconds:.0f} s")
     return FAILED if in_time else TIMED_OUT
 
