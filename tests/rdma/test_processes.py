@@ -4,11 +4,13 @@ import asyncio
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
 from tests.rdma.devices import OWNERS
-from tests.transports.test_processes import ROOT, producing, serving, take
+from tests.rdma.forked import Forker, forking
+from tests.transports.test_processes import ROOT, serving, take
 from transports import Address, Leniency, Options, PeerLost, open_sender
 from transports.testing.producer_process import STEPS
 from transports.testing.setting import raised
@@ -36,40 +38,47 @@ asyncio.run(main())
 """
 
 
+@pytest.fixture(scope="module")
+def forker() -> Iterator[Forker]:
+    """Starts producers."""
+    with forking() as forker:
+        yield forker
+
+
 @pytest.mark.parametrize("step", STEPS)
-async def test_killed_at_each_step(step: str) -> None:
+async def test_killed_at_each_step(forker: Forker, step: str) -> None:
     """A producer killed at a step holds nobody up; back under its identity, all arrive once, in order."""
     seen: Counter[str] = Counter()
     survived = NUMBER + (step == "behind the commit")
     async with serving(PLACE, LENIENCY) as receiver:
         flags = ("--number", str(NUMBER), "--step", step)
         async with (
-            producing(receiver, "dying", COUNT, *flags) as dying,
-            producing(receiver, "living", COUNT) as living,
+            forker.producing(receiver, "dying", COUNT, *flags) as dying,
+            forker.producing(receiver, "living", COUNT) as living,
         ):
             await take(receiver, {"dying": survived, "living": COUNT}, seen)
             assert await dying.wait() == -signal.SIGKILL
             assert await living.wait() == 0
         assert seen["dying"] == survived, "a message without its commit word was delivered"
-        async with producing(receiver, "dying", COUNT) as reborn:
+        async with forker.producing(receiver, "dying", COUNT) as reborn:
             await take(receiver, {"dying": COUNT}, seen)
             assert await reborn.wait() == 0
         assert receiver.poll_nowait() is None
 
 
 @pytest.mark.parametrize("step", ["behind the swap", "behind the payload", "behind the slot"])
-async def test_stopped_past_its_lease(step: str) -> None:
+async def test_stopped_past_its_lease(forker: Forker, step: str) -> None:
     """A producer stopped past its lease is fenced alone; continued, it writes nowhere, and sends again."""
     seen: Counter[str] = Counter()
     async with serving(PLACE, LENIENCY) as receiver:
         flags = ("--number", str(NUMBER), "--step", step, "--signal", "SIGSTOP")
         async with (
-            producing(receiver, "stopped", COUNT, *flags) as stopped,
-            producing(receiver, "living", COUNT) as living,
+            forker.producing(receiver, "stopped", COUNT, *flags) as stopped,
+            forker.producing(receiver, "living", COUNT) as living,
         ):
             await take(receiver, {"stopped": NUMBER, "living": COUNT}, seen)
             assert await living.wait() == 0
-            async with producing(receiver, "later", COUNT) as later:
+            async with forker.producing(receiver, "later", COUNT) as later:
                 await take(receiver, {"later": COUNT}, seen)
                 assert await later.wait() == 0
             assert seen["stopped"] == NUMBER

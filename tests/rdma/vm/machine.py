@@ -73,9 +73,8 @@ def _outcome(folder: Path, seconds: float, *, in_time: bool) -> int:
     status, log = (folder / "status").read_text().strip(), (folder / "log").read_text(errors="replace")
     if status:
         ready = re.search(r"vm: ready after ([0-9.]+) s", log)
-        say(
-            f"the command ended with {status}; {seconds:.1f} s, {ready[1] if ready else '?'} s of them to boot"
-        )
+        boot = ready[1] if ready else "?"
+        say(f"the command ended with {status}; {seconds:.1f} s, {boot} s of them to boot")
         return int(status)
     sys.stderr.write(log[-_LOG_CHARACTERS_SHOWN:])
     say("the machine ended without a status" if in_time else f"switched off after {seconds:.0f} s")
