@@ -13,15 +13,25 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test setup setup-test lint explore explore-full chaos simulate bench clean
+# Tests whose nodes are judged by their heartbeats: they come first on the processors.
+SERVING := tests/acceptance tests/client tests/node tests/runtime tests/stages
+
+.PHONY: demo test test-serving test-parts setup setup-test lint explore explore-full chaos simulate bench clean
 
 demo: setup
 	$(BIN)/python -m stages.demo
 
 test: setup-test lint
-	$(BIN)/python -m pytest
-	$(BIN)/python -m simulations explore --quick --mutants --published
-	$(BIN)/python -m simulations cluster --seed 0 --seeds 200 --jobs 2
+	$(MAKE) --jobs 2 --output-sync=target test-serving test-parts
+
+test-serving: setup-test
+	$(BIN)/python -m pytest $(SERVING)
+
+# Beside the others, with what they leave of the processors: they wait more than they compute.
+test-parts: setup-test
+	nice -n 19 $(BIN)/python -m pytest $(SERVING:%=--ignore=%)
+	nice -n 19 $(BIN)/python -m simulations explore --quick --mutants --published
+	nice -n 19 $(BIN)/python -m simulations cluster --seed 0 --seeds 200 --jobs 2
 
 lint: setup-test
 	$(BIN)/ruff format --check .

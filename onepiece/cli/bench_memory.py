@@ -15,20 +15,18 @@ the node has as many records of ended requests as it keeps, if that many request
 
 import argparse
 import asyncio
-import contextlib
 import json
 import platform
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import asdict, define, frozen
 
 import onepiece
+from onepiece.cli.bench_node import ends_with_sigterm, serving_node
 from onepiece.cli.bench_stages import through_loop
 from onepiece.client import Client
 from onepiece.errors import OnePieceError, RequestCancelled
@@ -40,7 +38,6 @@ _REQUESTS: Final = 2 * RECORDS_MAX
 _INBOX_BYTES: Final = 1 << 20
 _WIDTH: Final = 11
 _TITLES: Final = ("requests", "seconds", "anonymous", "file", "shared", "on disk")
-_START_SECONDS: Final = 60.0
 _REQUEST_SECONDS: Final = 60.0
 _KINDS: Final = {"anonymous": "RssAnon", "file": "RssFile", "shared": "RssShmem"}
 
@@ -114,7 +111,8 @@ async def measure(
     Raises:
         RuntimeError: The node did not start, or has ended.
     """
-    async with _node(inbox_bytes) as (process, url, directory):
+    inboxes = ("--inbox-bytes", str(inbox_bytes))
+    async with serving_node(_WORKFLOW, through_loop, b"", *inboxes) as (process, url, directory):
         load, found, started = Load(), [], time.monotonic()
 
         def sample() -> None:
@@ -154,48 +152,6 @@ async def _request(client: Client, payload: bytes, load: Load, *, is_cancelled: 
     except OnePieceError as error:
         load.failed += 1
         print(f"request {request.uid} failed: {error}", file=sys.stderr)
-
-
-@asynccontextmanager
-async def _node(inbox_bytes: int) -> AsyncIterator[tuple[asyncio.subprocess.Process, str, Path]]:
-    """A node that serves: its process, where its proxy listens, and its state directory."""
-    with tempfile.TemporaryDirectory(prefix="onepiece-bench-") as name:
-        ready = Path(name) / "ready.json"
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "onepiece.cli.bench_hop_process", "node"),
-            *("--workflow", _WORKFLOW, "--devices", "cpu:0", "--state-dir", f"{name}/state"),
-            *("--ready-file", str(ready), "--log-level", "warning", "--http", "127.0.0.1:0"),
-            *("--inbox-bytes", str(inbox_bytes)),
-            stdin=asyncio.subprocess.PIPE,  # it ends with us
-        )
-        try:
-            yield process, await _ready(process, ready), Path(name) / "state"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            await process.wait()
-
-
-async def _ready(process: asyncio.subprocess.Process, ready: Path) -> str:
-    async with asyncio.timeout(_START_SECONDS):
-        while (url := _url_in(ready)) is None:
-            if process.returncode is not None:
-                raise RuntimeError(f"the node ended with status {process.returncode} before it was ready")
-            await asyncio.sleep(0.05)
-        async with onepiece.connect(url) as client:
-            while True:
-                try:
-                    await (await client.submit(through_loop(b""), timeout=_REQUEST_SECONDS)).result()
-                except OnePieceError as error:
-                    if not error.retryable:
-                        raise
-                    await asyncio.sleep(0.1)
-                else:
-                    return url
-
-
-def _url_in(ready: Path) -> str | None:
-    return str(json.loads(ready.read_text(encoding="utf-8"))["http"]) if ready.exists() else None
 
 
 def _occupied(directory: Path) -> int:
@@ -238,17 +194,18 @@ def run(argv: list[str]) -> int:
     if not options.json:
         print(f"{platform.machine()}, Python {platform.python_version()}; sizes in MiB")
         print("".join(title.rjust(_WIDTH) for title in _TITLES))
-    samples, load = asyncio.run(
-        measure(
-            options.requests,
-            cancelled_share=options.cancelled,
-            in_flight=options.in_flight,
-            payload_bytes=options.payload_bytes,
-            inbox_bytes=options.inbox_bytes,
-            samples=options.samples,
-            tell=tell,
+    with ends_with_sigterm():
+        samples, load = asyncio.run(
+            measure(
+                options.requests,
+                cancelled_share=options.cancelled,
+                in_flight=options.in_flight,
+                payload_bytes=options.payload_bytes,
+                inbox_bytes=options.inbox_bytes,
+                samples=options.samples,
+                tell=tell,
+            )
         )
-    )
     found: dict[str, Any] = {**asdict(load), "slope_bytes_per_request": round(slope(samples), 1)}
     if options.json:
         print(json.dumps({**found, "samples": [asdict(sample) for sample in samples]}, indent=2))

@@ -6,9 +6,16 @@ them once, the other ``LAPS`` times, so that what a further hop costs is the dif
 
 from typing import Final
 
-from onepiece import StageContext, stage, workflow
+from onepiece import StageContext, at_most_once, stage, workflow
 
-__all__ = ["LAPS", "through_loop", "through_loop_laps", "through_threads", "through_threads_laps"]
+__all__ = [
+    "LAPS",
+    "through_loop",
+    "through_loop_at_most_once",
+    "through_loop_laps",
+    "through_threads",
+    "through_threads_laps",
+]
 
 LAPS: Final = 3
 
@@ -35,6 +42,12 @@ async def loop_third(ctx: StageContext[None], payload: bytes) -> bytes:
 def through_loop(payload: bytes) -> bytes:
     """Three stages on the event loops of their nodes."""
     return loop_third(loop_second(loop_first(payload)))
+
+
+@workflow
+def through_loop_at_most_once(payload: bytes) -> bytes:
+    """The same three stages, and nothing between them is retained."""
+    return loop_third(at_most_once(loop_second(at_most_once(loop_first(payload)))))
 
 
 @workflow

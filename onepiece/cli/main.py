@@ -23,6 +23,7 @@ BENCHES: Final = {
     "transport": "onepiece.cli.bench_transport",
     "hop": "onepiece.cli.bench_hop",
     "memory": "onepiece.cli.bench_memory",
+    "delivery": "onepiece.cli.bench_delivery",
 }
 
 
@@ -192,7 +193,7 @@ def _add_drain(commands: Any) -> None:
 def _add_bench(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
-        help="measure transports, the cost of a hop, or a node's memory",
+        help="measure transports, a hop, what retaining costs, or a node's memory",
         description="Measure. What follows the subject goes to it: `onepiece bench transport --help`.",
     )
     parser.add_argument("subject", choices=sorted(BENCHES))
