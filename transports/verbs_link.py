@@ -55,6 +55,8 @@ class Staging:
 
     def take(self, length: int) -> tuple[int, int] | None:
         """A place of ``length`` bytes: its offset, and its end for ``give_back``; None without room."""
+        if self._begin == self._end:
+            self._begin = self._end = 0  # empty: the longest place begins at the start
         start = self._end
         if start % self._size + length > self._size:
             start += self._size - start % self._size
@@ -157,7 +159,7 @@ class Link:
         writes = [write for write in chain.writes if write.length]
         for write in writes:
             offset = write.offset
-            for length, buffers in pieces(write.buffers):
+            for length, buffers in pieces(write.buffers, PIECE_BYTES):
                 self._add(_Item(Verb.WRITE, offset, length, buffers))
                 offset += length
         if chain.notify:
@@ -346,17 +348,17 @@ def _signalled(work: Work) -> Work:
     return evolve(work, signalled=True)
 
 
-def pieces(buffers: Sequence[Bytes]) -> Iterator[tuple[int, list[Bytes]]]:
-    """Cut buffers into pieces of at most ``PIECE_BYTES``, without copying: length and parts of each."""
+def pieces(buffers: Sequence[Bytes], piece_bytes: int) -> Iterator[tuple[int, list[Bytes]]]:
+    """Cut buffers into pieces of at most ``piece_bytes``, without copying: length and parts of each."""
     length, parts = 0, list[Bytes]()
     for buffer in buffers:
         rest = memoryview(buffer)
         while rest:
-            part = rest[: PIECE_BYTES - length]
+            part = rest[: piece_bytes - length]
             parts.append(part)
             length += len(part)
             rest = rest[len(part) :]
-            if length == PIECE_BYTES:
+            if length == piece_bytes:
                 yield length, parts
                 length, parts = 0, []
     if length:

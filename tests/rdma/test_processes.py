@@ -45,7 +45,10 @@ def forker() -> Iterator[Forker]:
         yield forker
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(step, marks=[] if step == "behind the slot" else [pytest.mark.slow]) for step in STEPS],
+)
 async def test_killed_at_each_step(forker: Forker, step: str) -> None:
     """A producer killed at a step holds nobody up; back under its identity, all arrive once, in order."""
     seen: Counter[str] = Counter()
@@ -66,6 +69,7 @@ async def test_killed_at_each_step(forker: Forker, step: str) -> None:
         assert receiver.poll_nowait() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["behind the swap", "behind the payload", "behind the slot"])
 async def test_stopped_past_its_lease(forker: Forker, step: str) -> None:
     """A producer stopped past its lease is fenced alone; continued, it writes nowhere, and sends again."""
@@ -88,6 +92,7 @@ async def test_stopped_past_its_lease(forker: Forker, step: str) -> None:
         assert receiver.poll_nowait() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_an_owner_that_is_gone_is_noticed(how: signal.Signals) -> None:
     """A killed owner is noticed by its connection's end; a stopped one, whose adapter goes on, by silence."""
