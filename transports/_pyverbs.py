@@ -8,9 +8,11 @@ use.
 import ctypes
 import logging
 import resource
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import metadata
 from typing import Any, Final, NamedTuple
 
 from attrs import frozen
@@ -75,6 +77,19 @@ class Limits:
     """Reads and atomics of one peer at once."""
     reads_asked: int
     has_atomics: bool
+
+
+def version() -> str:
+    """Of pyverbs, as far as its package says it."""
+    try:
+        return metadata.version("pyverbs")
+    except metadata.PackageNotFoundError:  # Debian's says it to dpkg only
+        asked = ["dpkg-query", "-W", "-f", "${Version}", "python3-pyverbs"]
+        try:
+            done = subprocess.run(asked, capture_output=True, text=True, check=True)  # noqa: S603  # no input
+        except (OSError, subprocess.CalledProcessError):
+            return "unknown"
+        return done.stdout
 
 
 class Adapter:

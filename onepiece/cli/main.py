@@ -72,6 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_cancel(commands)
     _add_lists(commands)
     _add_drain(commands)
+    _add_doctor(commands)
     _add_bench(commands)
     return parser
 
@@ -190,6 +191,16 @@ def _add_drain(commands: Any) -> None:
     parser.set_defaults(run=_remote("resume"))
 
 
+def _add_doctor(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="say what this machine has for the transports, and what would fix what is missing",
+        description="Look at RDMA devices, locked memory, libraries, GPU access and shared memory.",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON array of findings")
+    parser.set_defaults(run=_run_doctor)
+
+
 def _add_bench(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
@@ -244,6 +255,11 @@ def _run_dev(arguments: argparse.Namespace) -> int:
     dev = importlib.import_module("onepiece.cli.dev")
     asyncio.run(dev.run(arguments.workflow, http=arguments.http, listen=arguments.listen))
     return exits.OK
+
+
+def _run_doctor(arguments: argparse.Namespace) -> int:
+    code: int = importlib.import_module("onepiece.cli.doctor").run(arguments)
+    return code
 
 
 def _run_bench(arguments: argparse.Namespace) -> int:
