@@ -91,7 +91,7 @@ def _devices(root: Path) -> Iterator[Finding]:
             "RDMA devices",
             State.MISSING,
             "the kernel knows none: there is no adapter, or its driver is not loaded",
-            "modprobe mlx5_ib (or the adapter's driver); for Soft-RoCE over a network card: modprobe rdma_rxe &&"
+            "modprobe mlx5_ib (or the adapter's driver); Soft-RoCE on a network card: modprobe rdma_rxe &&"
             " rdma link add rxe0 type rxe netdev eth0; for tests only: make test-rdma",
         )
     for device in devices:
