@@ -10,15 +10,19 @@ from attrs import evolve
 
 from tests.rdma.devices import OWNERS, PRODUCERS, verbs
 from transports import verbs_link
+from transports._pyverbs import Registered
 from transports._pyverbs_pair import Pair, Verb, Work
 from transports.address import Address
+from transports.channel import open_receiver, open_sender
 from transports.errors import ConnectFailed, ListenFailed, PeerLost, TransportError
 from transports.memory import Atomics, RemoteMemory
 from transports.operations import Chain, CompareAndSwap, Write
 from transports.registry import transport_for
+from transports.ring import Geometry
 from transports.testing import until
 from transports.testing.setting import raised, staged
 from transports.verbs_devices import SETTINGS_VARIABLE, GidKind, devices_of
+from transports.verbs_owner import PinnedMemory, VerbsRegion
 from transports.verbs_producer import VerbsMemory
 
 
@@ -65,7 +69,7 @@ async def test_gids_of_the_peers_kind_are_chosen(gid: str) -> None:
 
 
 async def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device, port or gid that is not there: the error names what was asked for and the gid table."""
+    """What is asked for and is not there: the error names device, port, gid and the table (fault 53)."""
     for options in ("device=mlx5_7", "device=rxe0&port=2", "device=rxe0&gid=10.0.0.9"):
         listening = transport_for("verbs").listen(
             Address.parse(f"verbs://127.0.0.1:0?{options}"), verbs().options
@@ -138,7 +142,7 @@ async def test_notifications_beyond_the_store_are_heard() -> None:
 
 
 async def test_a_wrong_key_ends_only_its_session() -> None:
-    """What an adapter refuses ends the session on both sides; the region and others are as before."""
+    """What an adapter refuses ends the session, on which more calls raise; others stay (fault 61)."""
     async with staged(verbs()) as stage:
         bystander, memory = await stage.connect(), linked(await stage.connect())
         link = memory._link
@@ -146,10 +150,65 @@ async def test_a_wrong_key_ends_only_its_session() -> None:
         await memory.post(Chain((Write(64, (b"forged",)),)))
         error = await raised(PeerLost, memory.flush())
         assert "rxe" in str(error)
+        for _ in range(3):
+            await raised(PeerLost, memory.post(Chain((Write(64, (b"on a failed pair",)),))))
         await until(lambda: stage.diary.lost == [memory.session], "the end of the session")
         assert not any(stage.region.view)
         assert await bystander.fetch_and_add(0, 1) == 0
         await bystander.close()
+
+
+async def test_reading_memory_that_is_gone_is_an_error() -> None:
+    """A read of memory that was taken from the adapter is told as an error, and soon (fault 15)."""
+    async with staged(verbs()) as stage:
+        memory = await stage.connect()
+        assert bytes(await memory.read(0, 8)) == bytes(8)
+        assert isinstance(stage.region, VerbsRegion)
+        assert isinstance(stage.region.memory, PinnedMemory)
+        stage.region.memory.registered.close()
+        await raised(PeerLost, memory.read(0, 8))
+        stage.region.memory.registered = Registered(
+            stage.region.memory.domain, stage.region.view, for_peers=True
+        )
+
+
+@pytest.mark.slow
+async def test_an_outage_is_healed() -> None:
+    """No packet passes for longer than adapters try; then all arrives, once, in order (fault 47)."""
+    count = 40
+    async with (
+        transport_for("verbs").listen(verbs().address, verbs().options) as listener,
+        open_receiver(listener, "actor/7", Geometry(8, 1 << 14, 4)) as receiver,
+        open_sender(receiver.address, "patient", options=verbs().options) as sender,
+    ):
+        first = sender._current()
+
+        async def send() -> None:
+            for number in range(count):
+                await sender.send(number.to_bytes(2, "little") * 100)
+            await sender.drained()
+
+        async def receive() -> None:
+            for number in range(count):
+                delivery = await receiver.receive()
+                assert bytes(delivery.payload) == number.to_bytes(2, "little") * 100
+                receiver.release(delivery)
+
+        await _outage("add", "loss", "100%")
+        try:
+            sending = asyncio.ensure_future(send())
+            receiving = asyncio.ensure_future(receive())
+            await until(lambda: sender._session is not first, "the end of a session by the outage")
+        finally:
+            await _outage("del")
+        async with asyncio.timeout(100):
+            await asyncio.gather(sending, receiving)
+
+
+async def _outage(verb: str, *how: str) -> None:
+    """Begin or end it, on the way from rxe1 to rxe0."""
+    tc = await asyncio.create_subprocess_exec("tc", "qdisc", verb, "dev", "veth1", "root", "netem", *how)
+    assert await tc.wait() == 0
 
 
 async def test_sessions_reach_their_own_region_only() -> None:
@@ -186,10 +245,10 @@ async def test_spinning_finds_the_answer_itself(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_pair_goes_with_its_session() -> None:
-    """Queue pairs, channels and their descriptors are given back when sessions end, however they end."""
+    """Pairs, channels and their descriptors are given back when sessions end, however they end (fault 65)."""
     async with staged(verbs()) as stage:
         descriptors = _descriptors()
-        for fenced in (False, True):
+        for fenced in (False, True) * 10:
             memory = await stage.connect()
             if fenced:
                 await stage.region.fence([memory.session])

@@ -32,6 +32,7 @@ def over_verbs(tmp_path: Path) -> Iterator[NodeSet]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_workflow_runs_over_verbs(over_verbs: NodeSet) -> None:
     """A fork and a join across three processes and two devices, payloads small and large, byte for byte."""
     api = over_verbs.api()

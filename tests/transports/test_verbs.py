@@ -93,7 +93,7 @@ def test_what_an_address_asks_for_is_taken() -> None:
     "query", ["device=mlx5_9", "port=2", "device=mlx5_1&port=3", "gid=10.9.9.9", "gid=77"]
 )
 def test_what_does_not_fit_is_named(query: str) -> None:
-    """The error names what was asked for and every port with its state and gids; one that is down is none."""
+    """The error names what was asked for, and every port with its state and gids (fault 53)."""
     with pytest.raises(NoPlaceError) as caught:
         choose(DEVICES, wanted(query))
     for part in (query, "mlx5_0 [port 1 Ethernet ACTIVE", "3: 10.0.0.1 (RoCE v2)", "port 2 Ethernet DOWN"):

@@ -34,11 +34,11 @@ PACKAGES: Final = {
 _KERNEL: Final = "linux-image-amd64"
 _MODULES: Final = {
     "files": ("crc32c_generic", "virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"),
-    "rdma": ("crc32_generic", "veth", "ib_uverbs", "rdma_rxe"),
+    "rdma": ("crc32_generic", "veth", "sch_netem", "ib_uverbs", "rdma_rxe"),
 }
 """What is loaded before and behind the mounting of the host's files; without dependencies."""
 _STAMP: Final = CACHE / "made-of.json"
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 """To be raised when the initramfs changes: older images are then made again."""
 
 
@@ -155,7 +155,8 @@ def _unpack(package: Path) -> tuple[bytes, dict[str, bytes]]:
 
 
 _WANTED_FOLDERS: Final = (
-    r"/(infiniband/(core|sw)|virtio|char|9p|netfs|fscache|overlayfs|crypto|configfs|lib|drivers/net|ipv[46])/"
+    r"/(infiniband/(core|sw)|virtio|char|9p|netfs|fscache|overlayfs|crypto|configfs|lib|drivers/net|sched"
+    r"|ipv[46])/"
 )
 """Where the modules may be that are wanted, and those that they need: the others are not worth reading."""
 
