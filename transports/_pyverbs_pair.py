@@ -24,9 +24,10 @@ from transports.verbs_devices import Place
 _INLINE_WANTED: Final = (220, 124, 60, 0)
 """Bytes that may be inside a work request: as many as the adapter takes, from a slot's to none."""
 _HOPS: Final = 64
-_TIMEOUT: Final = 14
-"""An answer is late after 4.096 us * 2^14, 67 ms."""
-_RETRIES: Final = 7
+_TIMEOUT: Final = 16
+"""An answer is late after 4.096 us * 2^16, 268 ms."""
+_RETRIES: Final = 6
+"""Then the pair fails, after some two seconds. Not 7: Soft-RoCE takes that for no bound."""
 _RETRIES_FOR_EVER: Final = 7
 _RECEIVER_NOT_READY: Final = 12
 """How long a sender pauses whose peer has no receive request left: 0.64 ms."""
