@@ -397,6 +397,7 @@ BACKENDS: Final[dict[str, Backend]] = {
         Backend("pyzmq", _open_zmq, _serve_zmq),
         _ring_backend("ring-tcp", f"tcp://{_LOOPBACK}:0"),
         _ring_backend("ring-ucx", f"ucx://{_LOOPBACK}:0?require=shm"),
+        _ring_backend("ring-verbs", f"verbs://{_LOOPBACK}:0"),
         Backend("ring-local", _open_ring_local, _serve_ring_local),
     )
 }
