@@ -29,7 +29,7 @@ PACKAGES: Final = {
     "iproute2": "ip and rdma",
     "python3-pyverbs": "pyverbs and libibverbs",
     "ibverbs-providers": "the user-space side of Soft-RoCE",
-    "perftest": "ib_write_bw and ib_write_lat, which the ring is measured against",
+    "perftest": "ib_write_bw and ib_write_lat, to measure beside",
 }
 _KERNEL: Final = "linux-image-amd64"
 _MODULES: Final = {
