@@ -132,6 +132,12 @@ class SocketWire(Wire):
         """Bytes queued and not yet taken by the system."""
         return self._pending_bytes
 
+    @property
+    def local_host(self) -> str:
+        """This side's own address on the way to the peer."""
+        host: str = self._socket.getsockname()[0]
+        return host
+
     def send(self, buffers: Sequence[Bytes]) -> None:
         """Send at once what the system takes, and queue views of the rest."""
         if self._closed or self._finishing:

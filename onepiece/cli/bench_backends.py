@@ -437,6 +437,7 @@ BACKENDS: Final[dict[str, Backend]] = {
         _ring_backend("ring-tcp-pulled", f"tcp://{_LOOPBACK}:0?shm=off", pull_share=_PULL_SHARE),
         _ring_backend("ring-shm", f"tcp://{_LOOPBACK}:0?shm=required"),
         _ring_backend("ring-ucx", f"ucx://{_LOOPBACK}:0?require=shm"),
+        _ring_backend("ring-verbs", f"verbs://{_LOOPBACK}:0"),
         Backend("ring-local", _open_ring_local, _serve_nowhere),
     )
 }

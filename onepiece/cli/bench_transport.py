@@ -24,6 +24,7 @@ from rich.table import Table
 
 from onepiece.cli.bench_backends import BACKENDS, ECHO, LAST, LENGTH_MAX, TAKE, Near
 from transports import UnknownScheme, transport_for
+from transports.verbs_devices import devices_of
 
 _RAW: Final = "raw-sockets"
 _COPY: Final = "memcpy"
@@ -220,11 +221,13 @@ def chosen_backends(wanted: Sequence[str] | None) -> list[str]:
 def _missing(backend: str) -> str | None:
     if backend == "pyzmq" and find_spec("zmq") is None:
         return "pyzmq is not installed (pip install -e '.[bench]')"
-    if backend == "ring-ucx":
+    if backend in {"ring-ucx", "ring-verbs"}:
         try:
-            transport_for("ucx")
+            transport_for(backend.removeprefix("ring-"))
         except UnknownScheme as missing:
             return str(missing)
+    if backend == "ring-verbs" and not devices_of():
+        return "the kernel knows no RDMA device; see `onepiece doctor`"
     return None
 
 

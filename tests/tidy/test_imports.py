@@ -22,6 +22,7 @@ OWNERS = {
     "lmdb": ("onepiece/store/_lmdb.py", "onepiece/coordination/_state_file.py"),
     "psutil": ("onepiece/cli/bench_",),
     "python_multipart": ("onepiece/node/http_multipart.py",),
+    "pyverbs": ("transports/_pyverbs.py",),
     "ray": ("onepiece/cli/bench_",),
     "rich": ("onepiece/cli/", "stages/demo/"),
     "safetensors": ("stages/training/",),

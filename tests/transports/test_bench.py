@@ -52,10 +52,13 @@ def test_backends_are_chosen_beside_raw_sockets(
 
     monkeypatch.setattr(bench_transport, "find_spec", lambda _: None)
     monkeypatch.setattr(bench_transport, "transport_for", no_transport)
-    assert chosen_backends(None) == [name for name in BACKENDS if name not in {"pyzmq", "ring-ucx"}]
+    assert chosen_backends(None) == [
+        name for name in BACKENDS if name not in {"pyzmq", "ring-ucx", "ring-verbs"}
+    ]
     said = capsys.readouterr().err
     assert "pyzmq is not installed" in said
     assert "no library for ucx" in said
+    assert "no library for verbs" in said
 
 
 @pytest.mark.parametrize(
