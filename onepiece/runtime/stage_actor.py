@@ -103,6 +103,7 @@ class StageActor:
     _running: dict[tuple[str, str], _Running] = field(factory=dict)
     _intake: Intake = field(init=False)
     _reporter: StageReporter = field(init=False)
+    _worker: TaskWorker = field(init=False)
     _leaving: int = 0
     """Stage tasks whose outputs are just being sent."""
     _computed: set[tuple[str, str]] = field(factory=set)
@@ -119,6 +120,7 @@ class StageActor:
     def __attrs_post_init__(self) -> None:
         self._scheduler = RequestScheduler(self.env.join_bytes)
         self._reporter = StageReporter(self.actor_id, self.env)
+        self._worker = TaskWorker(self.stage, self.threads)
         self._intake = Intake(
             self.actor_id,
             self.stage.key,
@@ -334,8 +336,7 @@ class StageActor:
         assert task is not None
         running = self._running[stage_task.uid, stage_task.node] = _Running(stage_task, context, task)
         try:
-            worker = TaskWorker(self.stage, self.threads)
-            outcome = await worker.execute(
+            outcome = await self._worker.execute(
                 stage_task, context, package, lambda error: self._reporter.broke(header, error), announce
             )
         finally:
@@ -491,7 +492,6 @@ class StageActor:
             deadline_at=deadline_at,
             threads=self.threads,
             progress=progress,
-            log=get_logger(stage=stage, request=uid, node=self.env.node_id),
             now=self.env.now,
             monotonic=self.env.monotonic,
         )
