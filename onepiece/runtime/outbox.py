@@ -91,7 +91,7 @@ class _Link:
     async def send(
         self, parts: Sequence[Bytes], kind: int, on_lost: Lost | None, on_taken: Taken | None
     ) -> None:
-        sender = await asyncio.shield(self.ready)
+        sender = self.ready.result() if self.ready.done() else await asyncio.shield(self.ready)
         number = await sender.send(parts, kind=kind)
         if on_lost is not None or on_taken is not None:
             self._under_way[number] = (on_lost, on_taken)

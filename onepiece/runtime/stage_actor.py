@@ -27,7 +27,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from onepiece._bounded import described, trace_of
 from onepiece.codec import Packed, encode_control
@@ -49,6 +49,7 @@ from onepiece.messages import (
     StageReport,
 )
 from onepiece.requests import EventKind
+from onepiece.runtime.begun import begun
 from onepiece.runtime.checkpoints import keep_outputs
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
@@ -65,6 +66,11 @@ from transports import Geometry, Receiver
 
 _SLOTS: Final = 1024
 _CHECKPOINT: Final = "@checkpoint"
+
+
+def _always() -> bool:
+    """What is not retained is wanted for as long as it can be sent."""
+    return True
 
 
 @define(eq=False)
@@ -375,7 +381,14 @@ class StageActor:
         self._leaving += 1
         self._computed.add(key)
         self.env.retainer.sending(shipment.length)
-        tasks.create_task(ship(), name=f"send on {key}").add_done_callback(shipped)
+        if self.spec.checkpoint or len(shipment.targets) > 1:  # its sends are tasks of its own task
+            tasks.create_task(ship()).add_done_callback(shipped)
+            return
+        rest = begun(ship())
+        if rest is None:
+            shipped(None)
+        else:
+            tasks.create_task(rest).add_done_callback(shipped)
 
     async def _send_on(self, stage_task: StageTask, shipment: "_Shipment", deliver: ResultDeliver) -> None:
         """Retain the outputs, send them, and tell those who retain the inputs once all are taken.
@@ -395,22 +408,40 @@ class StageActor:
         letters = {}
         for name, target in shipment.targets.items():
             packed = shipment.packed[name]
-            letter = Letter(target, packed.parts, stage_task.attempt, functools.partial(settle, name))
+            is_wanted: Callable[[], bool] = _always
             if target.is_retained:
                 key = OutputKey(stage_task.uid, stage_task.node, name)
                 self.env.retainer.hold(key, target, packed)
-                letter = evolve(letter, is_wanted=functools.partial(self.env.retainer.holds, key))
-            letters[name] = letter
+                is_wanted = functools.partial(self.env.retainer.holds, key)
+            on_taken = functools.partial(settle, name)
+            letters[name] = Letter(target, packed.parts, stage_task.attempt, on_taken, is_wanted)
         self._intake.done(stage_task)
+        if self.spec.checkpoint:
+            heading = await self._deliver_and_checkpoint(stage_task, shipment, deliver, letters, settle)
+        else:
+            heading = await deliver.deliver(letters)
+        report = shipment.report
+        detail = {**report.detail, "sent_bytes": shipment.length}
+        finished = self._reporter.report_of(
+            stage_task, report.started_at, report.finished_at, detail, heading
+        )
+        self.env.report(stage_task.header.owner, finished)
+
+    async def _deliver_and_checkpoint(
+        self,
+        stage_task: StageTask,
+        shipment: "_Shipment",
+        deliver: ResultDeliver,
+        letters: Mapping[str, Letter],
+        settle: Callable[[str], None],
+    ) -> Mapping[str, str]:
         try:
             async with asyncio.TaskGroup() as sends:
-                if self.spec.checkpoint:
-                    sends.create_task(self._checkpoint(stage_task, shipment, settle))
+                sends.create_task(self._checkpoint(stage_task, shipment, settle))
                 heading = await deliver.deliver(letters)
         except* OnePieceError as errors:
             raise errors.exceptions[0] from errors
-        detail = {**shipment.report.detail, "sent_bytes": shipment.length}
-        self.env.report(stage_task.header.owner, evolve(shipment.report, detail=detail, heading=heading))
+        return heading
 
     async def _checkpoint(
         self, stage_task: StageTask, shipment: "_Shipment", settle: Callable[[str], None]
