@@ -44,12 +44,11 @@ from onepiece.limits import (
 )
 from onepiece.log import get_logger
 from onepiece.messages import (
-    Consumed,
     StageInput,
     StageReport,
 )
 from onepiece.requests import EventKind
-from onepiece.runtime.begun import begun
+from onepiece.runtime.beginning import begin
 from onepiece.runtime.checkpoints import keep_outputs
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
@@ -87,11 +86,8 @@ class _Shipment:
     targets: Mapping[str, Target]
     packed: Mapping[str, Packed]
     report: StageReport
-
-    @property
-    def length(self) -> int:
-        """Bytes of all messages."""
-        return sum(packed.length for packed in self.packed.values())
+    length: int
+    """Bytes of all messages."""
 
 
 @define(eq=False)
@@ -381,14 +377,10 @@ class StageActor:
         self._leaving += 1
         self._computed.add(key)
         self.env.retainer.sending(shipment.length)
-        if self.spec.checkpoint or len(shipment.targets) > 1:  # its sends are tasks of its own task
+        if self.spec.checkpoint or len(shipment.targets) > 1:  # it enters a task group at once
             tasks.create_task(ship()).add_done_callback(shipped)
             return
-        rest = begun(ship())
-        if rest is None:
-            shipped(None)
-        else:
-            tasks.create_task(rest).add_done_callback(shipped)
+        begin(ship(), tasks, shipped)
 
     async def _send_on(self, stage_task: StageTask, shipment: "_Shipment", deliver: ResultDeliver) -> None:
         """Retain the outputs, send them, and tell those who retain the inputs once all are taken.
@@ -457,11 +449,8 @@ class StageActor:
     def _consumed(self, stage_task: StageTask) -> None:
         for held in stage_task.held.values():
             if held.header.retained_by is not None:
-                self.env.outbox.post(
-                    held.header.retained_by,
-                    Consumed(stage_task.uid, held.header.source, stage_task.node),
-                    lingers=True,
-                )
+                taken = (stage_task.uid, held.header.source, stage_task.node)
+                self.env.outbox.consumed(held.header.retained_by, taken)
 
     def _package(
         self, stage_task: StageTask, value: Any, started_at: float, compute_seconds: float
@@ -481,7 +470,7 @@ class StageActor:
         trail = {**stage_task.trail, stage_task.node: encode_control(report)}
         targets = targets_of(graph, stage_task.header, trail, self.env.control_address, now)
         packed = {name: target.pack(value) for name, target in targets.items()}
-        return _Shipment(targets, packed, report)
+        return _Shipment(targets, packed, report, sum([each.length for each in packed.values()]))
 
     def stop_request(self, uid: str, reason: OnePieceError) -> None:
         """Drop what is queued for the request, interrupt what runs, refuse what comes later."""
