@@ -31,9 +31,9 @@ PlainValue = Annotated[Any, _TREE]
 _CLASS_KEY: Final = "="
 _registered: Final[dict[str, type]] = {}
 _SCALARS: Final = (bool, int, float, str, bytes, type(None))
-_WHOLE: Final = frozenset({bool, float, str, bytes, type(None)})
+_WHOLE: Final[frozenset[type]] = frozenset({bool, float, str, bytes, type(None)})
 """What is read as it stands; integers have a bound."""
-_AS_THEY_ARE: Final = frozenset(_SCALARS)
+_AS_THEY_ARE: Final[frozenset[type]] = frozenset(_SCALARS)
 _MISSING: Final = object()
 _converter: Final = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
 
@@ -166,7 +166,7 @@ def _check_of(attribute: "attrs.Attribute[Any]") -> _Check | None:
         return None
     if _is_mapping(annotation):
         key, item = get_args(annotation)
-        items = _WHOLE if item is Any else frozenset({item}) & _AS_THEY_ARE
+        items: frozenset[type] = _WHOLE if item is Any else frozenset({item}) & _AS_THEY_ARE
         return (attribute.name, frozenset({dict}), items) if key is str and items else None
     wanted = frozenset(get_args(annotation) if _is_union(annotation) else {annotation})
     return (attribute.name, wanted, frozenset()) if wanted <= _AS_THEY_ARE else None
