@@ -97,6 +97,8 @@ REPORT_LINGER_SECONDS: Final = 0.1
 Nobody but a person waits for a report; what a request waits for never lingers."""
 REPORTS_QUEUED_MAX: Final = 4 * KIB
 """Reports that linger for one owner; more of them do not wait any longer."""
+CONSUMED_PER_MESSAGE_MAX: Final = 256
+"""Outputs that one message lets go of."""
 DELIVERY_PATIENCE_SECONDS: Final = 30.0
 REPORT_HEARD_SECONDS: Final = 1.0
 """How long a stage that may have killed nodes is held back until its request's owner knows that it begins."""

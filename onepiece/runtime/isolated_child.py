@@ -230,7 +230,6 @@ def _context(
         deadline_at=call.deadline_at,
         threads=threads,
         progress=progress,
-        log=get_logger(stage=call.stage, request=call.uid, node=start.node),
     )
 
 
@@ -244,7 +243,9 @@ def _as_work(received: Received, call: IsolatedCall) -> StageTask:
         held.payload = memoryview(b"")  # the last to refer to the memory that the node has shared
 
     held = Held(header, received.values, received.body, now, call.attempt, release)
-    return StageTask(call.uid, "", call.stage, frozenset({INPUTS}), {}, {INPUTS: held})
+    stage_task = StageTask(call.uid, "", call.stage, frozenset({INPUTS}))
+    stage_task.take(held)
+    return stage_task
 
 
 def _nothing(_: object) -> None:

@@ -27,7 +27,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from onepiece._bounded import described, trace_of
 from onepiece.codec import Packed, encode_control
@@ -44,11 +44,11 @@ from onepiece.limits import (
 )
 from onepiece.log import get_logger
 from onepiece.messages import (
-    Consumed,
     StageInput,
     StageReport,
 )
 from onepiece.requests import EventKind
+from onepiece.runtime.beginning import begin
 from onepiece.runtime.checkpoints import keep_outputs
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
@@ -67,6 +67,11 @@ _SLOTS: Final = 1024
 _CHECKPOINT: Final = "@checkpoint"
 
 
+def _always() -> bool:
+    """What is not retained is wanted for as long as it can be sent."""
+    return True
+
+
 @define(eq=False)
 class _Running:
     stage_task: StageTask
@@ -81,11 +86,8 @@ class _Shipment:
     targets: Mapping[str, Target]
     packed: Mapping[str, Packed]
     report: StageReport
-
-    @property
-    def length(self) -> int:
-        """Bytes of all messages."""
-        return sum(packed.length for packed in self.packed.values())
+    length: int
+    """Bytes of all messages."""
 
 
 @define(eq=False)
@@ -103,6 +105,7 @@ class StageActor:
     _running: dict[tuple[str, str], _Running] = field(factory=dict)
     _intake: Intake = field(init=False)
     _reporter: StageReporter = field(init=False)
+    _worker: TaskWorker = field(init=False)
     _leaving: int = 0
     """Stage tasks whose outputs are just being sent."""
     _computed: set[tuple[str, str]] = field(factory=set)
@@ -119,6 +122,7 @@ class StageActor:
     def __attrs_post_init__(self) -> None:
         self._scheduler = RequestScheduler(self.env.join_bytes)
         self._reporter = StageReporter(self.actor_id, self.env)
+        self._worker = TaskWorker(self.stage, self.threads)
         self._intake = Intake(
             self.actor_id,
             self.stage.key,
@@ -334,8 +338,7 @@ class StageActor:
         assert task is not None
         running = self._running[stage_task.uid, stage_task.node] = _Running(stage_task, context, task)
         try:
-            worker = TaskWorker(self.stage, self.threads)
-            outcome = await worker.execute(
+            outcome = await self._worker.execute(
                 stage_task, context, package, lambda error: self._reporter.broke(header, error), announce
             )
         finally:
@@ -374,7 +377,10 @@ class StageActor:
         self._leaving += 1
         self._computed.add(key)
         self.env.retainer.sending(shipment.length)
-        tasks.create_task(ship(), name=f"send on {key}").add_done_callback(shipped)
+        if self.spec.checkpoint or len(shipment.targets) > 1:  # it enters a task group at once
+            tasks.create_task(ship()).add_done_callback(shipped)
+            return
+        begin(ship(), tasks, shipped)
 
     async def _send_on(self, stage_task: StageTask, shipment: "_Shipment", deliver: ResultDeliver) -> None:
         """Retain the outputs, send them, and tell those who retain the inputs once all are taken.
@@ -394,22 +400,40 @@ class StageActor:
         letters = {}
         for name, target in shipment.targets.items():
             packed = shipment.packed[name]
-            letter = Letter(target, packed.parts, stage_task.attempt, functools.partial(settle, name))
+            is_wanted: Callable[[], bool] = _always
             if target.is_retained:
                 key = OutputKey(stage_task.uid, stage_task.node, name)
                 self.env.retainer.hold(key, target, packed)
-                letter = evolve(letter, is_wanted=functools.partial(self.env.retainer.holds, key))
-            letters[name] = letter
+                is_wanted = functools.partial(self.env.retainer.holds, key)
+            on_taken = functools.partial(settle, name)
+            letters[name] = Letter(target, packed.parts, stage_task.attempt, on_taken, is_wanted)
         self._intake.done(stage_task)
+        if self.spec.checkpoint:
+            heading = await self._deliver_and_checkpoint(stage_task, shipment, deliver, letters, settle)
+        else:
+            heading = await deliver.deliver(letters)
+        report = shipment.report
+        detail = {**report.detail, "sent_bytes": shipment.length}
+        finished = self._reporter.report_of(
+            stage_task, report.started_at, report.finished_at, detail, heading
+        )
+        self.env.report(stage_task.header.owner, finished)
+
+    async def _deliver_and_checkpoint(
+        self,
+        stage_task: StageTask,
+        shipment: "_Shipment",
+        deliver: ResultDeliver,
+        letters: Mapping[str, Letter],
+        settle: Callable[[str], None],
+    ) -> Mapping[str, str]:
         try:
             async with asyncio.TaskGroup() as sends:
-                if self.spec.checkpoint:
-                    sends.create_task(self._checkpoint(stage_task, shipment, settle))
+                sends.create_task(self._checkpoint(stage_task, shipment, settle))
                 heading = await deliver.deliver(letters)
         except* OnePieceError as errors:
             raise errors.exceptions[0] from errors
-        detail = {**shipment.report.detail, "sent_bytes": shipment.length}
-        self.env.report(stage_task.header.owner, evolve(shipment.report, detail=detail, heading=heading))
+        return heading
 
     async def _checkpoint(
         self, stage_task: StageTask, shipment: "_Shipment", settle: Callable[[str], None]
@@ -425,11 +449,8 @@ class StageActor:
     def _consumed(self, stage_task: StageTask) -> None:
         for held in stage_task.held.values():
             if held.header.retained_by is not None:
-                self.env.outbox.post(
-                    held.header.retained_by,
-                    Consumed(stage_task.uid, held.header.source, stage_task.node),
-                    lingers=True,
-                )
+                taken = (stage_task.uid, held.header.source, stage_task.node)
+                self.env.outbox.consumed(held.header.retained_by, taken)
 
     def _package(
         self, stage_task: StageTask, value: Any, started_at: float, compute_seconds: float
@@ -449,7 +470,7 @@ class StageActor:
         trail = {**stage_task.trail, stage_task.node: encode_control(report)}
         targets = targets_of(graph, stage_task.header, trail, self.env.control_address, now)
         packed = {name: target.pack(value) for name, target in targets.items()}
-        return _Shipment(targets, packed, report)
+        return _Shipment(targets, packed, report, sum([each.length for each in packed.values()]))
 
     def stop_request(self, uid: str, reason: OnePieceError) -> None:
         """Drop what is queued for the request, interrupt what runs, refuse what comes later."""
@@ -491,7 +512,6 @@ class StageActor:
             deadline_at=deadline_at,
             threads=self.threads,
             progress=progress,
-            log=get_logger(stage=stage, request=uid, node=self.env.node_id),
             now=self.env.now,
             monotonic=self.env.monotonic,
         )

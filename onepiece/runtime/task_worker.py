@@ -15,6 +15,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
 
 from attrs import define, field, frozen
@@ -23,7 +24,7 @@ from onepiece._bounded import described, kind_name, trace_of
 from onepiece.codec import CodecError, materialise
 from onepiece.context import Arguments, Result, StageContext
 from onepiece.errors import DeadlineExceeded, OnePieceError, Rejected, RequestFailed, StageFailed, plainly
-from onepiece.graph import Isolation, StageSpec, check_value
+from onepiece.graph import Isolation, Parameter, StageSpec, check_value
 from onepiece.log import get_logger
 from onepiece.reporting import preview_of, reportable
 from onepiece.requests import EventKind
@@ -69,7 +70,6 @@ class RunningStage(StageContext[Any]):
     deadline_at: float | None = None
     threads: DeviceThreads
     progress: Progress
-    log: Any = field(factory=get_logger)
     now: Clock = time.time
     """The wall clock, by which the deadline is given."""
     monotonic: Clock = time.monotonic
@@ -87,6 +87,11 @@ class RunningStage(StageContext[Any]):
     def _monotonic_deadline(self) -> float | None:
         """The deadline on the monotonic clock, so that a clock that is set does not move it."""
         return None if self.deadline_at is None else self.monotonic() + self.deadline_at - self.now()
+
+    @cached_property
+    def log(self) -> Any:  # type: ignore[override]  # no stage sets it
+        """Made on first use: most stage tasks log nothing."""
+        return get_logger(stage=self.stage, request=self.uid, node=self.node)
 
     @property
     def state(self) -> Any:
@@ -161,10 +166,11 @@ class TaskWorker:
 
     stage: Stage[Any, Any, Any]
     threads: DeviceThreads
+    spec: StageSpec = field(init=False)
+    """The stage's schema."""
 
-    @property
-    def spec(self) -> StageSpec:
-        """The stage's schema."""
+    @spec.default
+    def _spec(self) -> StageSpec:
         return self.stage.spec
 
     async def execute(
@@ -183,17 +189,12 @@ class TaskWorker:
         What was told to stop (``context.stop``) ends by cancelling the asyncio task that runs this; the
         cancellation is taken back then and becomes the outcome, also if the function swallowed it.
         """
-        bound = self._seconds_left(context)
-        loop = asyncio.get_running_loop()
-        over = None if bound is None else loop.call_later(bound, self._is_over, context, on_late)
+        over = self._set_bound(context, on_late)
         try:
-            async with asyncio.timeout(bound):
-                if announce is not None:
-                    await announce()
-                outcome = await self._run_where_it_belongs(stage_task, context, package)
+            if announce is not None:
+                await announce()
+            outcome = await self._run_where_it_belongs(stage_task, context, package)
             return _stopped(context) or outcome
-        except TimeoutError:
-            return Outcome(error=self._late(context), is_dirty=_is_dirty(context))
         except asyncio.CancelledError as error:
             if not is_cancelled():  # nobody's but the function's own
                 return Outcome(error=self._failed(context, error))
@@ -213,18 +214,13 @@ class TaskWorker:
     ) -> Outcome[Shipment]:
         match self.spec.isolation:
             case Isolation.LOOP:
-                return await self._on_loop(stage_task, context, package)
+                arguments = self._arguments_or_error(stage_task, context)
+                stage_task.release()
+                return await self._run(arguments, context, package)
             case Isolation.THREAD:
                 return await self._on_thread(stage_task, context, package)
             case Isolation.PROCESS:
                 return await self._in_process(stage_task, context, package)
-
-    async def _on_loop(
-        self, stage_task: StageTask, context: RunningStage, package: Package[Shipment]
-    ) -> Outcome[Shipment]:
-        arguments = self._arguments_or_error(stage_task, context)
-        stage_task.release()
-        return await self._run(arguments, context, package)
 
     async def _on_thread(
         self, stage_task: StageTask, context: RunningStage, package: Package[Shipment]
@@ -254,7 +250,10 @@ class TaskWorker:
                 lambda number: IsolatedCall(
                     number, context.uid, context.stage, context.attempt, context.deadline_at
                 ),
-                {**stage_task.constants, **dict(self._received(stage_task))},
+                {
+                    **stage_task.constants,
+                    **{parameter.name: value for parameter, value in self._received(stage_task)},
+                },
                 stage_task.received_bytes,
                 progress=context.progress,
                 on_sent=stage_task.release,
@@ -270,17 +269,35 @@ class TaskWorker:
         except CodecError as error:
             return Outcome(error=self._failed(context, error))
 
-    def _is_over(self, context: RunningStage, on_late: Callable[[OnePieceError], None]) -> None:
-        """Tell everybody; a blocking call that is out of time learns so from its next ``report``."""
-        error = self._late(context)
-        context.stop(error)
-        on_late(error)
+    def _set_bound(
+        self, context: RunningStage, on_late: Callable[[OnePieceError], None]
+    ) -> asyncio.TimerHandle | None:
+        """When the time is over, tell everybody and cancel the task that runs this.
+
+        A blocking call that is out of time learns so from its next ``report``.
+        """
+        bound = self._seconds_left(context)
+        if bound is None:
+            return None
+        task = asyncio.current_task()
+        assert task is not None
+
+        def is_over() -> None:
+            error = self._late(context)
+            was_stopped = context.cancelled
+            context.stop(error)
+            on_late(error)
+            if not was_stopped:  # else it was cancelled for another reason, and waits for its end
+                task.cancel()
+
+        return asyncio.get_running_loop().call_later(bound, is_over)
 
     def _seconds_left(self, context: RunningStage) -> float | None:
-        bounds = [] if self.spec.timeout_seconds is None else [self.spec.timeout_seconds]
-        if context.deadline is not None:
-            bounds.append(max(0.0, context.deadline))
-        return min(bounds, default=None)
+        bound, left = self.spec.timeout_seconds, context.deadline
+        if left is None:
+            return bound
+        left = max(0.0, left)
+        return left if bound is None else min(bound, left)
 
     def _late(self, context: RunningStage) -> OnePieceError:
         if self.spec.timeout_seconds is None or (context.deadline is not None and context.deadline <= 0):
@@ -334,19 +351,20 @@ class TaskWorker:
             return self._failed(context, error)
 
     def _arguments(self, stage_task: StageTask) -> dict[str, Any]:
-        types = {parameter.name: parameter.type for parameter in self.spec.parameters}
+        device = torch_name(self.threads.name)
         arguments = dict(stage_task.constants)
-        for name, value in self._received(stage_task):
-            arguments[name] = materialise(value, types[name], torch_name(self.threads.name))
+        for parameter, value in self._received(stage_task):
+            arguments[parameter.name] = materialise(value, parameter.type, device)
         return arguments
 
-    def _received(self, stage_task: StageTask) -> Iterator[tuple[str, Any]]:
+    def _received(self, stage_task: StageTask) -> Iterator[tuple[Parameter, Any]]:
         """The values of all messages, as they lie there."""
         for held in stage_task.held.values():
             for name, value in held.values.items():
-                if self.spec.parameter(name) is None:
+                parameter = self.spec.parameter(name)
+                if parameter is None:
                     raise CodecError(f"{self.spec.signature} has no parameter {name!r}")
-                yield name, value
+                yield parameter, value
 
     def _failed(self, context: RunningStage, error: BaseException) -> OnePieceError:
         return StageFailed(

@@ -12,7 +12,6 @@ from attrs import define, field
 from onepiece.codec import pack, unpack, value_from_bytes, value_to_bytes
 from onepiece.errors import OnePieceError
 from onepiece.graph import INPUTS
-from onepiece.log import get_logger
 from onepiece.messages import StageInput
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, open_device_threads
@@ -98,7 +97,9 @@ def stage_task_of(
         release()
 
     held = Held(unpacked.header, unpacked.values, message, 0.0, attempt, give_back)
-    return StageTask(uid, "w", node, frozenset({INPUTS}), {}, {INPUTS: held})
+    stage_task = StageTask(uid, "w", node, frozenset({INPUTS}))
+    stage_task.take(held)
+    return stage_task
 
 
 @define(eq=False)
@@ -137,7 +138,6 @@ class Rig:
             deadline_at=deadline_at,
             threads=self.threads,
             progress=lambda kind, detail: self.progress.append((kind, detail)),
-            log=get_logger(),
         )
 
     async def load(self) -> None:
