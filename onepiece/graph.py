@@ -111,6 +111,11 @@ class StageSpec:
     checkpoint: bool = False
     """Whether its output is kept in the result store until the request has ended."""
 
+    @property
+    def is_collaborative(self) -> bool:
+        """Whether all devices of an instance work on one request (Collaboration Mode)."""
+        return self.resources.count > 1
+
     def parameter(self, name: str) -> Parameter | None:
         """The parameter of this name."""
         return next((each for each in self.parameters if each.name == name), None)
