@@ -103,9 +103,7 @@ def join_group(device: str, descriptor: int, rank: int, world_size: int) -> Any:
         torch.cuda.set_device(where)
     # By the descriptor's own path: nothing of the meeting place has a name, a port or an owner to clean up.
     store = distributed.FileStore(f"/proc/self/fd/{descriptor}", world_size)
-    distributed.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, device_id=where
-    )
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=where)
     return distributed.group.WORLD
 
 

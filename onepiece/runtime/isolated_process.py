@@ -69,6 +69,7 @@ from onepiece.runtime.signal import Signal
 from onepiece.runtime.stage_process import Answer, ProcessEnded, Progress, StageNotLoaded, StageProcess
 from onepiece.types import ANY
 
+
 @frozen
 class IsolationBounds:
     """How long a node waits for its helper processes; tests take shorter ones."""

@@ -31,7 +31,7 @@ Fault = Literal[
 ]
 
 
-@stage(resources=Cpu(count=3))
+@stage(resources=Cpu(count=2))
 async def stumble(ctx: StageContext[None], fault: Fault = "none", rank: int = 1) -> list[int]:
     """Fail in one rank while the others are in a collective, or what is none but waits as long."""
     ctx.report(step=1, total=1, process=os.getpid(), rank=ctx.rank)
@@ -70,7 +70,7 @@ async def _fail(fault: Fault, rank: int) -> None:
             raise KeyboardInterrupt
 
 
-@stage(resources=Cpu(count=3), timeout=1.0)
+@stage(resources=Cpu(count=2), timeout=1.0)
 async def hurried(ctx: StageContext[None], rank: int) -> int:
     """One rank takes for ever."""
     if ctx.rank == rank:
@@ -120,20 +120,18 @@ async def load_the_weights(ctx: StageContext[None]) -> AsyncIterator[Traces]:
                 raise OSError("the weights are not there")
             case "_exit":
                 os._exit(7)
-            case "exit-when-idle":
-                threading.Timer(0.05, os._exit, [9]).start()
     await ctx.run(time.sleep, 0.05)
     traces.write("end")
     yield traces
     traces.write("unload")
 
 
-@stage(resources=Cpu(count=3), setup=load_the_weights)
+@stage(resources=Cpu(count=2), setup=load_the_weights)
 async def weighed(ctx: StageContext[Traces], word: str) -> str:
     """Leave a trace in each rank."""
     ctx.state.write(word)
     if word == "die":
-        if ctx.rank == 2:
+        if ctx.rank == 1:
             os._exit(10)
         await anyio.sleep_forever()
     return word
@@ -149,5 +147,3 @@ def weighing(word: str) -> str:
 def stumbling(fault: Fault = "none", rank: int = 1) -> list[int]:
     """One stage."""
     return stumble(fault, rank)
-
-
