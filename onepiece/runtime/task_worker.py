@@ -15,7 +15,7 @@ rid of such a call: the process is ended, and a new one takes the next stage tas
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 from attrs import define, field, frozen

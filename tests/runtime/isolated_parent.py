@@ -1,4 +1,4 @@
-"""``python -m tests.runtime.isolated_parent HOW``: a process with helpers that are at work; prints their ids."""
+"""``python -m tests.runtime.isolated_parent HOW``: a process with helpers at work; prints their ids."""
 
 import asyncio
 import sys

@@ -24,10 +24,8 @@ Fault = Literal[
     "segfault",
     "kill",
     "_exit",
-    "memory",
     "hang",
     "block",
-    "interrupt",
 ]
 
 
@@ -60,14 +58,10 @@ async def _fail(fault: Fault, rank: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "_exit":
             os._exit(3)
-        case "memory":
-            raise MemoryError("no room for the latents")
         case "hang":
             await anyio.sleep_forever()
         case "block":
             await asyncio.to_thread(_stand_in_a_collective)
-        case "interrupt":
-            raise KeyboardInterrupt
 
 
 @stage(resources=Cpu(count=2), timeout=1.0)

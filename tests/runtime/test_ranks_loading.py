@@ -100,7 +100,7 @@ async def test_an_actor_that_is_ended_leaves_no_rank() -> None:
 
 
 async def test_ranks_die_with_their_node() -> None:
-    """kill -9 of the node leaves no rank, whatever the ranks are in."""
+    """However it ends: by kill -9, and whatever the ranks are in."""
     command = [sys.executable, "-m", "tests.runtime.isolated_parent", "ranks"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as node:  # noqa: ASYNC220 - short
         assert node.stdout is not None
