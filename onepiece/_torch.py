@@ -102,7 +102,8 @@ def join_group(device: str, descriptor: int, rank: int, world_size: int) -> Any:
         where = torch.device(device)
         torch.cuda.set_device(where)
     # By the descriptor's own path: nothing of the meeting place has a name, a port or an owner to clean up.
-    store = distributed.FileStore(f"/proc/self/fd/{descriptor}", world_size)
+    path = f"/proc/self/fd/{descriptor}"
+    store = distributed.FileStore(path, world_size)  # type: ignore[attr-defined]  # documented, not listed
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=where)
     return distributed.group.WORLD
 

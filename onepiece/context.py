@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
     from torch.distributed import ProcessGroup
+
+    Group: TypeAlias = ProcessGroup | None
 
 State_co = TypeVar("State_co", covariant=True)
 Arguments = ParamSpec("Arguments")
@@ -46,7 +48,7 @@ class StageContext(ABC, Generic[State_co]):
 
     @property
     @abstractmethod
-    def group(self) -> "ProcessGroup | None":
+    def group(self) -> "Group":
         """The ``torch.distributed`` group of the instance's ranks, its default group; None on one device.
 
         The first time it blocks until every rank has asked for it, and imports torch. In ``setup`` it also

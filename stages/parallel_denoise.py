@@ -16,7 +16,7 @@ diffusers), over the same ``ctx.group``.
 """
 
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 from attrs import frozen
@@ -24,8 +24,7 @@ from attrs import frozen
 from onepiece import Cpu, InvalidInput, StageContext, Tensor, stage, workflow
 
 if TYPE_CHECKING:
-    import torch
-    from torch.distributed import ProcessGroup
+    import torch.distributed
 
 RANKS: Final = 2
 WIDTH: Final = 64
@@ -36,31 +35,24 @@ STEPS_MAX: Final = 10_000
 _SEED: Final = 20_260_101
 
 
-def _torch() -> Any:
-    """The library; whoever imports this module for its graph alone is spared it."""
-    import torch
-
-    return torch
-
-
 @frozen
 class Share:
     """Which part of the sequence is this rank's, and how it gets at the others'."""
 
     rank: int = 0
     world_size: int = 1
-    group: "ProcessGroup | None" = None
+    group: "torch.distributed.ProcessGroup | None" = None
 
     def of(self, tokens: "torch.Tensor") -> "torch.Tensor":
         """This rank's tokens of all: [batch, tokens, ...] -> [batch, share, ...]."""
-        part: torch.Tensor = _torch().tensor_split(tokens, self.world_size, dim=1)[self.rank]
-        return part
+        return tokens.tensor_split(self.world_size, dim=1)[self.rank]
 
     def gathered(self, part: "torch.Tensor", length: int) -> "torch.Tensor":
         """The parts of all ranks behind each other, ``length`` tokens in all; every rank must call it."""
         if self.world_size == 1:
             return part
-        torch = _torch()
+        import torch
+
         sizes = [
             length // self.world_size + (rank < length % self.world_size) for rank in range(self.world_size)
         ]
@@ -68,10 +60,7 @@ class Share:
         padded[:, : part.shape[1]] = part
         everyone = [torch.empty_like(padded) for _ in sizes]
         torch.distributed.all_gather(everyone, padded, group=self.group)
-        whole: torch.Tensor = torch.cat(
-            [each[:, :size] for each, size in zip(everyone, sizes, strict=True)], dim=1
-        )
-        return whole
+        return torch.cat([each[:, :size] for each, size in zip(everyone, sizes, strict=True)], dim=1)
 
 
 @frozen
@@ -94,12 +83,12 @@ class Denoiser:
     @classmethod
     def load(cls, device: str) -> Self:
         """Draw the weights: the same on every device. Blocks."""
-        torch = _torch()
+        import torch
+
         dice = torch.Generator().manual_seed(_SEED)
 
         def draw(rows: int, columns: int) -> "torch.Tensor":
-            drawn: torch.Tensor = torch.randn(rows, columns, generator=dice) / columns**0.5
-            return drawn.to(device)
+            return torch.randn(rows, columns, generator=dice).div(columns**0.5).to(device)
 
         layers = tuple(
             _Layer(draw(3 * WIDTH, WIDTH), draw(WIDTH, WIDTH), draw(4 * WIDTH, WIDTH), draw(WIDTH, 4 * WIDTH))
@@ -109,7 +98,8 @@ class Denoiser:
 
     def denoise(self, noise: "torch.Tensor", steps: int, on_step: Callable[[int], None]) -> "torch.Tensor":
         """This rank's tokens without noise: [batch, tokens, width] -> [batch, share, width]."""
-        torch = _torch()
+        import torch
+
         length = noise.shape[1]
         tokens = self.share.of(noise)
         with torch.inference_mode():
@@ -119,34 +109,36 @@ class Denoiser:
         return tokens
 
     def _velocity(self, tokens: "torch.Tensor", moment: float, length: int) -> "torch.Tensor":
-        functional = _torch().nn.functional
+        from torch.nn import functional
+
         hidden = tokens + moment
         for layer in self.layers:
             normed = functional.layer_norm(hidden, (WIDTH,))
             hidden = hidden + self._attention(layer, normed, length)
             normed = functional.layer_norm(hidden, (WIDTH,))
             hidden = hidden + functional.gelu(normed @ layer.wide.T) @ layer.narrow.T
-        velocity: torch.Tensor = functional.layer_norm(hidden, (WIDTH,))
-        return velocity
+        return functional.layer_norm(hidden, (WIDTH,))
 
     def _attention(self, layer: _Layer, tokens: "torch.Tensor", length: int) -> "torch.Tensor":
-        torch = _torch()
-        query, mine = (tokens @ layer.qkv.T).split((WIDTH, 2 * WIDTH), dim=-1)
-        keys, values = self.share.gathered(mine, length).chunk(2, dim=-1)
-        query, keys, values = (_by_head(each) for each in (query, keys, values))
-        seen = torch.nn.functional.scaled_dot_product_attention(query, keys, values)
-        joined: torch.Tensor = seen.transpose(1, 2).flatten(2) @ layer.joined.T
-        return joined
+        from torch.nn import functional
+
+        mine = tokens @ layer.qkv.T
+        keys, values = self.share.gathered(mine[..., WIDTH:], length).chunk(2, dim=-1)
+        query, keys, values = (_by_head(each) for each in (mine[..., :WIDTH], keys, values))
+        seen = functional.scaled_dot_product_attention(query, keys, values)
+        return seen.transpose(1, 2).flatten(2) @ layer.joined.T
 
 
 def _by_head(tokens: "torch.Tensor") -> "torch.Tensor":
     """[batch, tokens, width] -> [batch, heads, tokens, width of a head]."""
-    return tokens.unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
+    return tokens.reshape(*tokens.shape[:2], HEADS, WIDTH // HEADS).transpose(1, 2)
 
 
 def join_tokens(parts: list[Tensor]) -> Tensor:
     """The ranks' shares, in the order of the sequence."""
-    return _torch().cat(parts, dim=1)
+    import torch
+
+    return torch.cat(parts, dim=1)
 
 
 async def load_denoiser(ctx: StageContext[None]) -> AsyncIterator[Denoiser]:

@@ -25,6 +25,7 @@ from attrs import define, evolve, field
 
 from onepiece import _torch
 from onepiece._bounded import described, trace_of
+from onepiece.context import StageContext
 from onepiece.errors import CodecError, OnePieceError, SchemaMismatch
 from onepiece.graph import INPUTS, Isolation, Kind, Parameter, TypeSpec
 from onepiece.limits import (
@@ -256,7 +257,7 @@ def _merging(stage: AnyStage) -> AnyStage:
     merge = stage.merge
     assert merge is not None
 
-    async def merged(ctx: RunningStage, partials: list[Any]) -> Any:
+    async def merged(ctx: StageContext[Any], /, *, partials: list[Any]) -> Any:
         return await ctx.run(merge, partials)
 
     partials = Parameter("partials", TypeSpec(Kind.LIST, (stage.spec.returns,)))

@@ -12,7 +12,7 @@ from tests.runtime.rig import rig, until
 async def main(how: str) -> None:
     """Run until killed."""
     async with rig(stumble if how == "ranks" else linger) as rigged:
-        call = rigged.start(**({"fault": "block"} if how == "ranks" else {"how": how}))
+        call = rigged.start(fault="block") if how == "ranks" else rigged.start(how=how)
         await until(lambda: rigged.progress)
         is_group = isinstance(rigged.state, RankGroup)
         processes = rigged.state.process_ids if is_group else [rigged.process.process_id]
