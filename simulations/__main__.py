@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import frozen
 
-from simulations import cluster_command, explore_command, ring_schedules
+from simulations import capacity_command, cluster_command, explore_command, ring_schedules
 from simulations.chaos import command as chaos_command
 
 
@@ -22,6 +22,9 @@ class Command:
 
 
 COMMANDS: Final = {
+    "capacity": Command(
+        capacity_command.HELP, capacity_command.__doc__, capacity_command.add_arguments, capacity_command.run
+    ),
     "chaos": Command(
         chaos_command.HELP, chaos_command.__doc__, chaos_command.add_arguments, chaos_command.run
     ),

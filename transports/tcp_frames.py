@@ -30,10 +30,13 @@ LISTEN     prod.   nudges seen
 ATTACH     prod.
 WIRE       prod.                                              what carries the writes (UTF-8)
 LANDED     prod.
+PULLED     prod.                                              the bytes, received where they belong
+GONE       prod.
 WORD       owner   the word found    nudges
 DATA       owner                     nudges                   the bytes
 NUDGE      owner                     nudges
 ATTACHED   owner   memory's address  key length               16 B doorbell, key, worker's address
+PULL       owner   export            offset        length
 ENDED      owner   reason's code                              reason (UTF-8)
 BEAT       both
 =========  ======  ================  ============  =========  ======================================
@@ -45,18 +48,20 @@ not in the table of the state the connection is in, is a ``ProtocolError``.
 ATTACH, WIRE, LANDED and ATTACHED are for sessions whose writes go beside this connection (``ucx``): the
 tcp transport's own bounds leave them out.
 
+PULL asks for a part of what the producer has exported; PULLED or GONE is the answer, with its tag.
+
 A small chain behind a swap comes in one GUARDED frame. A larger one comes as a GUARD and as many WRITE
 frames as it names: their bytes are received into the region, or, if the swap did not take place, dropped.
 
 ``FrameReader`` takes bytes in pieces of any size. It says where the next ones belong: into a small
-scratch buffer, or, for a body that has a place of its own (WRITE, DATA), straight into that place.
+scratch buffer, or, for a body that has a place of its own (WRITE, DATA, PULLED), straight into that place.
 """
 
 import enum
 import hashlib
 import hmac
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from transports.errors import (
@@ -72,7 +77,7 @@ from transports.errors import (
 )
 from transports.operations import Bytes, Chain, Guarded, Write
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 MAGIC: Final = int.from_bytes(b"1PC-TCP\n", "little")
 
 NONCE_BYTES: Final = 32
@@ -87,6 +92,10 @@ GUARDED_FRAME_BYTES_MAX: Final = 16 << 10
 GUARDED_BYTES_MAX: Final = (1 << 20) + (64 << 10)
 """Largest chain behind a swap, a MiB and a header: what is sent in vain when another producer was faster."""
 CHAIN_WRITES_MAX: Final = 16
+PULL_BYTES_MAX: Final = 4 << 20
+"""The largest part of an export that one PULL asks for."""
+PULLS_OPEN_MAX: Final = 4
+"""Parts that are asked for at a time, so that the producer never waits for the next question."""
 
 NOTIFY: Final = 1
 SECRET: Final = 2
@@ -94,6 +103,7 @@ SECRET: Final = 2
 _HEADER: Final = struct.Struct("<BBHIQQQQ")
 _PLACE: Final = struct.Struct("<QQ")
 _NAME: Final = struct.Struct("<H")
+_KEY: Final = struct.Struct("<QQ")
 HEADER_BYTES: Final = _HEADER.size
 
 _SCRATCH_BYTES: Final = 64 << 10
@@ -119,11 +129,14 @@ class Kind(enum.IntEnum):
     ATTACH = 24
     WIRE = 25
     LANDED = 26
+    PULLED = 27
+    GONE = 28
     WORD = 32
     DATA = 33
     NUDGE = 34
     ENDED = 35
     ATTACHED = 36
+    PULL = 37
     BEAT = 48
 
 
@@ -158,6 +171,8 @@ OWNER_EXPECTS_OPERATIONS: Final[Bounds] = {
     Kind.GUARD: _TABLE_BYTES_MAX,
     Kind.FLUSH: 0,
     Kind.LISTEN: 0,
+    Kind.PULLED: PULL_BYTES_MAX,
+    Kind.GONE: 0,
     Kind.BEAT: 0,
 }
 PRODUCER_EXPECTS_CHALLENGE: Final[Bounds] = {
@@ -172,6 +187,7 @@ PRODUCER_EXPECTS_ANSWERS: Final[Bounds] = {
     Kind.WORD: 0,
     Kind.DATA: READ_BYTES_MAX,
     Kind.NUDGE: 0,
+    Kind.PULL: 0,
     Kind.ENDED: REASON_BYTES_MAX,
     Kind.BEAT: 0,
 }
@@ -182,8 +198,8 @@ class FrameReader:
 
     Args:
         bounds: What may come.
-        place: Where the body of a WRITE or DATA frame belongs; exactly as long as the body. None drops
-            it; raises ``ProtocolError`` if there must be no such body.
+        place: Where the body of a WRITE, DATA or PULLED frame belongs; exactly as long as the body. None
+            drops it; raises ``ProtocolError`` if there must be no such body.
     """
 
     def __init__(self, bounds: Bounds, place: Callable[[Header], memoryview | None]) -> None:
@@ -276,7 +292,7 @@ class FrameReader:
         return header
 
 
-_PLACED: Final = frozenset({int(Kind.WRITE), int(Kind.DATA)})
+_PLACED: Final = frozenset({int(Kind.WRITE), int(Kind.DATA), int(Kind.PULLED)})
 
 
 _NAMES: Final = {int(kind): kind.name for kind in Kind}
@@ -353,6 +369,30 @@ def parse_chain(writes: int, body: memoryview) -> list[tuple[int, memoryview]]:
     if at != len(body):
         raise ProtocolError(f"a guarded frame has {len(body) - at} bytes that belong to no write")
     return chain
+
+
+def export_key(number: int, length: int) -> bytes:
+    """The key of a producer's export."""
+    return _KEY.pack(number, length)
+
+
+def parse_export_key(key: bytes) -> tuple[int, int]:
+    """Number and length of an export; raises ``ProtocolError``."""
+    if len(key) != _KEY.size:
+        raise ProtocolError(f"an export's key has {_KEY.size} bytes, not {len(key)}")
+    number, length = _KEY.unpack(key)
+    return number, length
+
+
+def cut(buffers: Sequence[memoryview], offset: int, length: int) -> list[Bytes]:
+    """Bytes ``offset`` to ``offset + length`` of the concatenation of ``buffers``, without copying."""
+    parts: list[Bytes] = []
+    for buffer in buffers:
+        if offset < len(buffer) and length:
+            parts.append(part := buffer[offset : offset + length])
+            length -= len(part)
+        offset = max(0, offset - len(buffer))
+    return parts
 
 
 class Introduction(NamedTuple):

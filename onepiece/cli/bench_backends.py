@@ -26,6 +26,7 @@ from transports import (
     Options,
     Receiver,
     Sender,
+    Terms,
     open_receiver,
     open_sender,
     transport_for,
@@ -37,6 +38,8 @@ LAST: Final = 2
 
 LENGTH_MAX: Final = 64 << 20
 
+_PULL_SHARE: Final = 1 / 1024
+"""Of the payload ring: what is longer than 128 KiB is pulled, so that both ways can be compared."""
 _GEOMETRY: Final = Geometry(slot_count=1024, payload_bytes=128 << 20, session_count=4)
 _HEADER: Final = struct.Struct("<QB7x")
 _LOOPBACK: Final = "127.0.0.1"
@@ -340,20 +343,24 @@ async def _ring_inbox(address: str) -> AsyncIterator[Receiver]:
         yield receiver
 
 
-def _ring_backend(name: str, place: str) -> Backend:
-    """The ring between two processes, each with an inbox at ``place``."""
+def _ring_backend(name: str, place: str, pull_share: float | None = None) -> Backend:
+    """The ring between two processes, each with an inbox at ``place``; what is longer may be pulled."""
+    terms = Terms(pull_share=pull_share)
 
     @asynccontextmanager
     async def open_near() -> AsyncIterator[Near]:
         async with (
             _ring_inbox(place) as receiver,
             _far_process(name, str(receiver.address)) as address,
-            open_sender(address, "near") as sender,
+            open_sender(address, "near", terms=terms) as sender,
         ):
             yield _RingNear(sender, receiver)
 
     async def serve(arguments: list[str]) -> None:
-        async with _ring_inbox(place) as receiver, open_sender(arguments[0], "far") as sender:
+        async with (
+            _ring_inbox(place) as receiver,
+            open_sender(arguments[0], "far", terms=terms) as sender,
+        ):
             _say(receiver.address)
             await _serve_ring(receiver, sender)
 
@@ -396,6 +403,7 @@ BACKENDS: Final[dict[str, Backend]] = {
         Backend("asyncio-streams", _open_streams, _serve_streams),
         Backend("pyzmq", _open_zmq, _serve_zmq),
         _ring_backend("ring-tcp", f"tcp://{_LOOPBACK}:0"),
+        _ring_backend("ring-tcp-pulled", f"tcp://{_LOOPBACK}:0", pull_share=_PULL_SHARE),
         _ring_backend("ring-ucx", f"ucx://{_LOOPBACK}:0?require=shm"),
         Backend("ring-local", _open_ring_local, _serve_ring_local),
     )

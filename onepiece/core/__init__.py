@@ -6,10 +6,18 @@ machine is, and each module opens with what it promises.
 ============== ==================================================================================
 module         decides
 ============== ==================================================================================
+service_times  what one instance of a stage is worth, by what was measured
+capacity       how many requests a second instances serve, how many instances a rate needs
+latency        how long requests take under a load
+finish         when a request that comes now is likely to be done
+planning       how many instances a rate needs, or what a number of GPUs bears
+spans          random lengths of time: sums, the longest, quantiles
 membership     which nodes belong to the set
 packing        on which devices new instances go (a pure function)
 actors         the life of one stage actor
 placement      which actors there should be
+moves          which instances should change their stage under a load (a pure function)
+rebalance      when they should
 routing        which actor a message goes to
 manager        all of the above as the leading NodeManager
 admission      whether a request gets a place
@@ -20,6 +28,8 @@ replication    which store nodes hold copies of results, and how these become al
 
 from onepiece.core.actors import Actor, ActorLife, Assign, Unassign
 from onepiece.core.admission import BudgetLimits, RequestBudget
+from onepiece.core.capacity import CapacityModel, Demand, Step, WorkflowShape, matching_instances
+from onepiece.core.finish import FinishModel
 from onepiece.core.inventory import (
     ActorReport,
     ActorState,
@@ -29,6 +39,7 @@ from onepiece.core.inventory import (
     RegisteredWorkflow,
     StageNeed,
 )
+from onepiece.core.latency import Latency, predict
 from onepiece.core.machine import InvalidTransition, Machine, Story
 from onepiece.core.manager import (
     ConfirmWorkflow,
@@ -83,8 +94,10 @@ from onepiece.core.routing import (
     diff,
     rendezvous,
 )
+from onepiece.core.service_times import ANY_SIZE, Mode, StageProfile, Timing
 
 __all__ = [
+    "ANY_SIZE",
     "Actor",
     "ActorFailed",
     "ActorLife",
@@ -93,13 +106,17 @@ __all__ = [
     "ActorState",
     "Assign",
     "BudgetLimits",
+    "CapacityModel",
     "ConfirmWorkflow",
+    "Demand",
     "DemandChanged",
     "Device",
     "DeviceKind",
     "Expel",
+    "FinishModel",
     "HeartbeatReceived",
     "InvalidTransition",
+    "Latency",
     "Machine",
     "ManagerConfig",
     "ManagerEffect",
@@ -110,6 +127,7 @@ __all__ = [
     "Member",
     "MembershipConfig",
     "MembershipMachine",
+    "Mode",
     "NodeDied",
     "NodeDrained",
     "NodeEmptied",
@@ -136,14 +154,20 @@ __all__ = [
     "SendRoutes",
     "SendUnassign",
     "StageNeed",
+    "StageProfile",
+    "Step",
     "StoreState",
     "Story",
     "Tick",
+    "Timing",
     "Unassign",
     "WorkflowOffered",
     "WorkflowRoute",
+    "WorkflowShape",
     "WorkflowWithdrawn",
     "desired_instances",
     "diff",
+    "matching_instances",
+    "predict",
     "rendezvous",
 ]

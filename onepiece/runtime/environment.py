@@ -17,6 +17,7 @@ from onepiece.errors import NodeUnreachable
 from onepiece.graph import WorkflowGraph
 from onepiece.limits import (
     LOADS_AT_ONCE,
+    PULLED_BYTES_MAX,
     REPORT_HEARD_SECONDS,
     STORES_FORGOTTEN_SECONDS,
     STORES_RETURN_SECONDS,
@@ -124,11 +125,22 @@ class Inboxes:
 
     @asynccontextmanager
     async def open(
-        self, name: str, geometry: Geometry, leniency: Leniency | None = None
+        self,
+        name: str,
+        geometry: Geometry,
+        leniency: Leniency | None = None,
+        *,
+        pulled_bytes_max: int = PULLED_BYTES_MAX,
     ) -> AsyncIterator[Receiver]:
         """Serve a ring under ``name``; leaving the block closes it."""
         opening = open_receiver(
-            self._listener, name, geometry, leniency=leniency, clock=self._clock, rng=self._rng
+            self._listener,
+            name,
+            geometry,
+            leniency=leniency,
+            pulled_bytes_max=pulled_bytes_max,
+            clock=self._clock,
+            rng=self._rng,
         )
         async with opening as receiver:
             for life in self._refused:

@@ -27,6 +27,7 @@ from onepiece.errors import NodeUnreachable, PayloadTooLarge
 from onepiece.limits import (
     CONTROL_BATCH_BYTES_MAX,
     CONTROL_QUEUE_MAX,
+    EXPORTED_BYTES_MAX,
     REPORT_LINGER_SECONDS,
     REPORTS_QUEUED_MAX,
 )
@@ -41,6 +42,7 @@ from transports import (
     MessageTooLarge,
     Options,
     Sender,
+    Terms,
     Transport,
     TransportError,
     open_sender,
@@ -377,6 +379,7 @@ async def open_outbox(
             address,
             identity=identity(),
             options=options,
+            terms=Terms(exported_bytes_max=EXPORTED_BYTES_MAX),
             transport=find_transport(address),
             clock=clock,
             rng=rng,

@@ -51,7 +51,7 @@ class Peer:
     @asynccontextmanager
     async def ring(self, *, reading: bool = True) -> AsyncIterator[Receiver]:
         """Serve the ring, and take what comes."""
-        async with open_receiver(self.listener, "ring", RING) as receiver:
+        async with open_receiver(self.listener, "ring", RING, pulled_bytes_max=1 << 17) as receiver:
             task = self.tasks.create_task(self._read(receiver)) if reading else None
             try:
                 yield receiver
@@ -152,6 +152,13 @@ async def test_a_message_that_can_never_fit_is_named() -> None:
         with pytest.raises(PayloadTooLarge, match="--inbox-bytes"):
             await send(outbox, peer, bytes(1 << 20))
         await send(outbox, peer, b"small")
+
+
+async def test_a_message_that_the_ring_cannot_hold_is_pulled() -> None:
+    """It is taken like any other one."""
+    async with pair() as (outbox, peer), peer.ring():
+        await send(outbox, peer, bytes(100_000))
+        await until(lambda: peer.came == [(KIND_STAGE_INPUT, bytes(100_000))])
 
 
 async def test_nobody_there_is_an_error_of_the_sender() -> None:
