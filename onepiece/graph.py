@@ -117,6 +117,11 @@ class StageSpec:
     def _parameters_by_name(self) -> Mapping[str, Parameter]:
         return {each.name: each for each in self.parameters}
 
+    @property
+    def is_collaborative(self) -> bool:
+        """Whether all devices of an instance work on one request (Collaboration Mode)."""
+        return self.resources.count > 1
+
     def parameter(self, name: str) -> Parameter | None:
         """The parameter of this name."""
         return self._parameters_by_name.get(name)

@@ -142,6 +142,10 @@ ISOLATED_STARTS_MAX: Final = 3
 """Crashes in a row, while loading or before any work, after which the actor has failed."""
 ISOLATED_PAUSE_SECONDS: Final = 0.2
 """Before a process that crashed while loading is started again; doubled each time."""
+ISOLATED_REFUSE_SECONDS: Final = 1.0
+"""From one rank's refusal of a request to that of the last; if one of them does not, all are ended."""
+LOADS_AT_ONCE: Final = 1
+"""Ranks of one node that are in their setups at the same time, each with the whole weights in memory, say."""
 
 assert ISOLATED_PACKET_BYTES_MAX < PREVIEW_BYTES_MAX < ISOLATED_MESSAGE_BYTES_MAX
 assert ISOLATED_LEAVE_SECONDS < ISOLATED_STOP_SECONDS

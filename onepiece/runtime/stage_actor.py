@@ -33,15 +33,9 @@ from onepiece._bounded import described, trace_of
 from onepiece.codec import Packed, encode_control
 from onepiece.core.inventory import ActorReport, ActorState
 from onepiece.core.retention import OutputKey
-from onepiece.errors import (
-    NodeLost,
-    OnePieceError,
-    StageFailed,
-)
+from onepiece.errors import NodeLost, OnePieceError, StageFailed
 from onepiece.graph import StageSpec
-from onepiece.limits import (
-    ISOLATED_STARTS_MAX,
-)
+from onepiece.limits import ISOLATED_STARTS_MAX
 from onepiece.log import get_logger
 from onepiece.messages import (
     StageInput,
@@ -53,6 +47,7 @@ from onepiece.runtime.checkpoints import keep_outputs
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.intake import Intake
+from onepiece.runtime.isolated_start import Surroundings
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import RequestScheduler, StageTask
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
@@ -92,7 +87,7 @@ class _Shipment:
 
 @define(eq=False)
 class StageActor:
-    """One stage on one device of this node."""
+    """One stage on one device of this node, or on several of them together."""
 
     actor_id: int
     stage: Stage[Any, Any, Any]
@@ -101,6 +96,8 @@ class StageActor:
     state: ActorState = ActorState.LOADING
     address: str = ""
     error: str | None = None
+    devices: tuple[str, ...] = ()
+    """Those of a stage on several; the first is that of ``threads``."""
     _scheduler: RequestScheduler = field(init=False)
     _running: dict[tuple[str, str], _Running] = field(factory=dict)
     _intake: Intake = field(init=False)
@@ -144,7 +141,7 @@ class StageActor:
         return ActorReport(
             actor_id=self.actor_id,
             stage=self.stage.key,
-            devices=(self.threads.name,),
+            devices=self.devices or (self.threads.name,),
             state=self.state,
             address=self.address,
             queued=self._scheduler.queued + self._scheduler.joining,
@@ -217,7 +214,8 @@ class StageActor:
 
     async def _load(self, tasks: asyncio.TaskGroup) -> bool:
         context = self._context("", deadline_at=None, stage=self.spec.name)
-        self._loaded = LoadedStage(self.stage, self.threads, tasks)
+        around = Surroundings(self.env.node_id, tasks, load_gate=self.env.load_gate)
+        self._loaded = LoadedStage(self.stage, self.threads, around, self.devices)
         try:
             self._loaded_state = await self._loaded.load(context)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -463,7 +461,7 @@ class StageActor:
             ),
             "received_bytes": stage_task.received_bytes,
             "compute_seconds": compute_seconds,
-            "device": self.threads.name,
+            "device": ", ".join(self.devices) or self.threads.name,
         }
         report = self._reporter.report_of(stage_task, started_at, now, detail)
         graph = self.env.routes.graphs[stage_task.workflow]

@@ -8,13 +8,14 @@ actor is loaded anew before the next stage task (``Outcome.is_dirty``).
 A cancelled or late stage task is interrupted in two ways: its coroutine is cancelled, and ``ctx.report``
 raises in whatever thread calls it next. A blocking call that does neither runs to its end; nothing
 else of this device runs meanwhile. Only a stage with a process of its own (``isolated_process``) is
-rid of such a call: the process is ended, and a new one takes the next stage task.
+rid of such a call: the process is ended, and a new one takes the next stage task. One on several devices
+(``rank_group``) has a process on each, and all of them end for any of these reasons.
 """
 
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
 
@@ -30,17 +31,14 @@ from onepiece.reporting import preview_of, reportable
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, is_cancelled, torch_name
 from onepiece.runtime.isolated_channel import IsolatedCall, IsolatedError, IsolatedReturn
-from onepiece.runtime.isolated_process import Answer, IsolatedProcess, ProcessEnded
 from onepiece.runtime.request_scheduler import StageTask
+from onepiece.runtime.stage_process import Answer, ProcessEnded, Progress, StageProcess
 from onepiece.stage import Stage
 
 _COPIED_HERE_BYTES_MAX: Final = 64 << 10
 _DIRTY: Final = (SystemExit, KeyboardInterrupt, MemoryError)
 
 Clock = Callable[[], float]
-
-Progress = Callable[[EventKind, Mapping[str, Any]], None]
-
 
 Shipment = TypeVar("Shipment")
 
@@ -73,6 +71,10 @@ class RunningStage(StageContext[Any]):
     now: Clock = time.time
     """The wall clock, by which the deadline is given."""
     monotonic: Clock = time.monotonic
+    rank: int = 0
+    world_size: int = 1
+    join: Callable[[], Any] | None = None
+    """Makes the group of the ranks, or gives the one that is there."""
     started_at: float = field(init=False)
     is_dirty: bool = False
     """The stage task left its module in any state, whatever its outcome says."""
@@ -91,12 +93,23 @@ class RunningStage(StageContext[Any]):
     @cached_property
     def log(self) -> Any:  # type: ignore[override]  # no stage sets it
         """Made on first use: most stage tasks log nothing."""
-        return get_logger(stage=self.stage, request=self.uid, node=self.node)
+        rank = {} if self.world_size == 1 else {"rank": self.rank}
+        return get_logger(stage=self.stage, request=self.uid, node=self.node, **rank)
 
     @property
     def state(self) -> Any:
         """What ``setup`` yielded."""
         return self.state_value
+
+    @property
+    def group(self) -> Any:
+        """The group of the ranks; blocks until all have asked for it."""
+        return None if self.join is None else self.join()
+
+    @property
+    def where(self) -> str:
+        """The node, and the rank if there are several."""
+        return self.node if self.world_size == 1 else f"{self.node}, rank {self.rank} of {self.world_size}"
 
     @property
     def deadline(self) -> float | None:
@@ -244,7 +257,7 @@ class TaskWorker:
     ) -> Outcome[Shipment]:
         """Nothing is copied on this loop: arguments and values pass through it as they lie in messages."""
         process = context.state_value
-        assert isinstance(process, IsolatedProcess)
+        assert isinstance(process, StageProcess)
         try:
             answer = await process.call(
                 lambda number: IsolatedCall(
@@ -302,13 +315,13 @@ class TaskWorker:
     def _late(self, context: RunningStage) -> OnePieceError:
         if self.spec.timeout_seconds is None or (context.deadline is not None and context.deadline <= 0):
             return DeadlineExceeded(
-                f"request {context.uid} passed its deadline in {context.stage}",
+                f"request {context.uid} passed its deadline in {context.stage}{_hangs(context)}",
                 uid=context.uid,
                 stage=context.stage,
             )
         return StageFailed(
             f"{context.stage} of request {context.uid} took longer than its timeout of "
-            f"{self.spec.timeout_seconds} s on {context.node}",
+            f"{self.spec.timeout_seconds} s on {context.node}{_hangs(context)}",
             uid=context.uid,
             stage=context.stage,
             node=context.node,
@@ -368,12 +381,13 @@ class TaskWorker:
 
     def _failed(self, context: RunningStage, error: BaseException) -> OnePieceError:
         return StageFailed(
-            f"{context.stage} of request {context.uid} failed on {context.node}: {described(error)}",
+            f"{context.stage} of request {context.uid} failed on {context.where}: {described(error)}",
             uid=context.uid,
             stage=context.stage,
             node=context.node,
             cause=kind_name(error),
             traceback=trace_of(error),
+            **({} if context.world_size == 1 else {"rank": context.rank}),
         )
 
     def _process_ended(self, context: RunningStage, ended: ProcessEnded) -> OnePieceError:
@@ -383,6 +397,7 @@ class TaskWorker:
             stage=context.stage,
             node=context.node,
             cause="ProcessEnded",
+            **({} if ended.rank is None else {"rank": ended.rank}),
         )
 
     def _wrong_type(self, context: RunningStage, problem: str) -> OnePieceError:
@@ -417,8 +432,13 @@ def _own(error: BaseException) -> BaseException:
 
 def _is_dirty(context: RunningStage) -> bool:
     process = context.state_value
-    is_process_lost = isinstance(process, IsolatedProcess) and (process.is_over or process.is_dirty)
+    is_process_lost = isinstance(process, StageProcess) and (process.is_over or process.is_dirty)
     return context.is_dirty or is_process_lost
+
+
+def _hangs(context: RunningStage) -> str:
+    process = context.state_value
+    return process.hangs if isinstance(process, StageProcess) else ""
 
 
 async def _package_aside(package: Package[Shipment], answer: Answer, seconds: float) -> Shipment:

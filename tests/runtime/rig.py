@@ -16,6 +16,7 @@ from onepiece.messages import StageInput
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, open_device_threads
 from onepiece.runtime.isolated_process import IsolatedProcess, IsolationBounds
+from onepiece.runtime.isolated_start import Surroundings
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import Held, StageTask
 from onepiece.runtime.task_worker import Outcome, RunningStage, TaskWorker
@@ -142,7 +143,7 @@ class Rig:
 
     async def load(self) -> None:
         """Load the stage (again)."""
-        self.loaded = LoadedStage(self.stage, self.threads, self.tasks, self.bounds)
+        self.loaded = loaded_stage(self.stage, self.threads, self.tasks, self.bounds)
         self.state = await self.loaded.load(self.context(None))
 
     async def reload(self) -> None:
@@ -188,6 +189,14 @@ class Started:
         self.task.cancel()
 
 
+def loaded_stage(
+    stage: Stage[Any, Any, Any], threads: DeviceThreads, tasks: asyncio.TaskGroup, bounds: IsolationBounds
+) -> LoadedStage:
+    """A life of the stage, on as many devices as it wants."""
+    devices = [f"cpu:{index}" for index in range(stage.spec.resources.count)]
+    return LoadedStage(stage, threads, Surroundings(NODE, tasks, bounds), devices)
+
+
 def _as_value(value: Any, _seconds: float) -> Any:
     """What the next stage would be given."""
     return value_from_bytes(b"".join(value_to_bytes(value)))
@@ -197,7 +206,7 @@ def _as_value(value: Any, _seconds: float) -> Any:
 async def rig(stage: Stage[Any, Any, Any], bounds: IsolationBounds = PATIENT) -> AsyncIterator[Rig]:
     """Load a stage; it is unloaded behind the block."""
     async with open_device_threads("cpu:0", close_seconds=1.0) as threads, asyncio.TaskGroup() as tasks:
-        made = Rig(stage, threads, tasks, bounds, LoadedStage(stage, threads, tasks, bounds))
+        made = Rig(stage, threads, tasks, bounds, loaded_stage(stage, threads, tasks, bounds))
         await made.load()
         try:
             yield made

@@ -30,7 +30,7 @@ OWNERS = {
     "starlette": ("onepiece/node/http_", "onepiece/node/proxy.py"),
     "structlog": ("onepiece/log.py", "onepiece/context.py"),
     "tokenizers": ("stages/training/",),
-    "torch": ("onepiece/_torch.py", "stages/"),
+    "torch": ("onepiece/_torch.py", "onepiece/context.py", "stages/"),
     "transformers": ("stages/",),
     "uvicorn": ("onepiece/node/http_server.py",),
     "uvloop": ("onepiece/node/loop.py",),
