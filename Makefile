@@ -16,7 +16,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests whose nodes are judged by their heartbeats: they come first on the processors.
 SERVING := tests/acceptance tests/client tests/node tests/runtime tests/stages
 
-.PHONY: demo test test-serving test-parts setup setup-test lint explore explore-full chaos simulate bench clean
+.PHONY: demo test test-rdma test-rdma-quick test-serving test-parts setup setup-test lint explore explore-full chaos simulate bench clean
 
 demo: setup
 	$(BIN)/python -m stages.demo
@@ -32,6 +32,19 @@ test-parts: setup-test
 	nice -n 19 $(BIN)/python -m pytest $(SERVING:%=--ignore=%)
 	nice -n 19 $(BIN)/python -m simulations explore --quick --mutants --published
 	nice -n 19 $(BIN)/python -m simulations cluster --seed 0 --seeds 200 --jobs 2
+
+# In a virtual machine with two Soft-RoCE devices, under emulation: docs/how-to/test-rdma.md. What is compiled
+# out here, and plugins that are not loaded, would take long in there.
+RDMA_PYTEST = $(BIN)/python -m pytest -p pytest_asyncio.plugin -p pytest_timeout --timeout 300 \
+	-p no:cacheprovider --assert=plain -q --durations 5 tests/rdma $(RDMA_ARGUMENTS)
+
+test-rdma: RDMA_SECONDS := 2400
+test-rdma-quick: RDMA_SECONDS := 300
+test-rdma-quick: RDMA_ARGUMENTS := -m "not slow"
+test-rdma test-rdma-quick: setup-test
+	$(BIN)/python -m compileall -q onepiece transports stages tests/rdma tests/transports tests/acceptance
+	$(BIN)/python -m tests.rdma.vm setup
+	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m tests.rdma.vm run --memory 4096 --timeout $(RDMA_SECONDS) -- $(RDMA_PYTEST)
 
 lint: setup-test
 	$(BIN)/ruff format --check .

@@ -70,14 +70,6 @@ def decode(data: bytes | memoryview, bytes_max: int, what: str) -> Any:
         raise
     except Exception as error:  # whatever hostile bytes make cbor2 raise, they are what is wrong
         raise CodecError(f"{what} is no valid CBOR: {error}") from error
-    if _has_more(decoder):
+    if stream.tell() != len(data):  # the decoder leaves the stream behind the item
         raise CodecError(f"{what} has bytes behind its end")
     return item
-
-
-def _has_more(decoder: cbor2.CBORDecoder) -> bool:
-    try:
-        decoder.read(1)
-    except cbor2.CBORDecodeEOF:
-        return False
-    return True

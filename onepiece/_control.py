@@ -7,6 +7,7 @@ says or the message is refused. Unions of attrs classes carry the class's name b
 import enum
 import types
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 import attrs
@@ -30,8 +31,10 @@ PlainValue = Annotated[Any, _TREE]
 _CLASS_KEY: Final = "="
 _registered: Final[dict[str, type]] = {}
 _SCALARS: Final = (bool, int, float, str, bytes, type(None))
-_WHOLE: Final = frozenset({bool, float, str, bytes, type(None)})
+_WHOLE: Final[frozenset[type]] = frozenset({bool, float, str, bytes, type(None)})
 """What is read as it stands; integers have a bound."""
+_AS_THEY_ARE: Final[frozenset[type]] = frozenset(_SCALARS)
+_MISSING: Final = object()
 _converter: Final = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
 
 
@@ -105,6 +108,9 @@ def _from_tree(tree: Any, wanted: type | None) -> Any:
 
 def _structured(fields: Any, cls: type) -> Any:
     try:
+        plain = _plainly_structured(fields, cls)
+        if plain is not None:
+            return plain
         return _converter.get_structure_hook(cls)(fields, cls)
     except CodecError as error:
         raise CodecError(f"{cls.__name__}: {error.message}") from error
@@ -121,6 +127,49 @@ def _structured(fields: Any, cls: type) -> Any:
         StructureHandlerNotFoundError,
     ) as error:
         raise CodecError(f"{cls.__name__}: {error}") from error
+
+
+_Check = tuple[str, frozenset[type], frozenset[type]]
+"""A field's name, the types that it takes as they are, and those of what is in it, if that is a map."""
+
+
+def _plainly_structured(fields: Any, cls: type) -> Any:
+    """The message, if every field holds what needs no conversion; None: the converter decides.
+
+    Nearly all messages are of this kind, and the converter calls several functions for each field.
+    """
+    checks = _checks_of(cls)
+    if checks is None or len(fields) != len(checks):
+        return None
+    for name, wanted, items in checks:
+        value = fields.get(name, _MISSING)
+        kind = type(value)
+        if kind not in wanted:
+            return None
+        if kind is dict:
+            for key, item in value.items():
+                if type(key) is not str or type(item) not in items:
+                    return None
+    return cls(**fields)
+
+
+@cache
+def _checks_of(cls: type) -> tuple[_Check, ...] | None:
+    """How to check each field of a class by its type alone; None if one needs more than that."""
+    checks = [_check_of(each) for each in attrs.fields(cls) if each.init]
+    return tuple(each for each in checks if each is not None) if None not in checks else None
+
+
+def _check_of(attribute: "attrs.Attribute[Any]") -> _Check | None:
+    annotation = attribute.type
+    if attribute.alias != attribute.name:
+        return None
+    if _is_mapping(annotation):
+        key, item = get_args(annotation)
+        items: frozenset[type] = _WHOLE if item is Any else frozenset({item}) & _AS_THEY_ARE
+        return (attribute.name, frozenset({dict}), items) if key is str and items else None
+    wanted = frozenset(get_args(annotation) if _is_union(annotation) else {annotation})
+    return (attribute.name, wanted, frozenset()) if wanted <= _AS_THEY_ARE else None
 
 
 def _strict_scalar(value: Any, wanted: Any) -> Any:

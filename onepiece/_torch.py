@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from onepiece.errors import CodecError
+from onepiece.errors import CodecError, ConfigError
 from onepiece.tensor import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -72,6 +72,47 @@ def buffer(tensor: "torch.Tensor") -> memoryview:
     flat = plain.contiguous().as_strided((plain.numel(),), (1,)).view(torch.uint8)
     array: np.ndarray[Any, Any] = flat.cpu().numpy()
     return array.data
+
+
+def join_group(device: str, descriptor: int, rank: int, world_size: int) -> Any:
+    """Make the default process group, with gloo on CPUs and nccl on GPUs; blocks until all ranks do.
+
+    Args:
+        device: Of this rank: ``cpu``, ``cuda:0``.
+        descriptor: A file without a name, the same one in all ranks, empty before the first of them.
+        rank: Of this process.
+        world_size: How many processes there are.
+
+    Raises:
+        ConfigError: torch is not installed, or has no support for this.
+    """
+    try:
+        import torch
+        from torch import distributed
+    except ImportError as error:
+        raise ConfigError(
+            "a stage on several devices asks for ctx.group, and torch is not installed;"
+            " install the extra 'diffusion' (pip install -e '.[diffusion]')"
+        ) from error
+    backend = "nccl" if device.startswith("cuda") else "gloo"
+    if not distributed.is_available() or not distributed.is_backend_available(backend):
+        raise ConfigError(f"this torch ({torch.__version__}) has no {backend}, which ctx.group needs here")
+    where = None
+    if backend == "nccl":
+        where = torch.device(device)
+        torch.cuda.set_device(where)
+    # By the descriptor's own path: nothing of the meeting place has a name, a port or an owner to clean up.
+    path = f"/proc/self/fd/{descriptor}"
+    store = distributed.FileStore(path, world_size)  # type: ignore[attr-defined]  # documented, not listed
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=where)
+    return distributed.group.WORLD
+
+
+def leave_group() -> None:
+    """Take down what ``join_group`` made; the other ranks should do so at the same time."""
+    from torch import distributed
+
+    distributed.destroy_process_group()
 
 
 def cuda_memory_bytes(index: int) -> int:

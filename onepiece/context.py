@@ -2,10 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
+    from torch.distributed import ProcessGroup
+
+    Group: TypeAlias = ProcessGroup | None
 
 State_co = TypeVar("State_co", covariant=True)
 Arguments = ParamSpec("Arguments")
@@ -33,11 +36,27 @@ class StageContext(ABC, Generic[State_co]):
     """The request's deadline in wall-clock seconds since the epoch, or None."""
     log: "FilteringBoundLogger"
     """Logs with the request's UID, stage and node."""
+    rank: int
+    """Which of the instance's processes this is, from 0; 0 for a stage on one device."""
+    world_size: int
+    """How many there are: ``count`` of the stage's resources."""
 
     @property
     @abstractmethod
     def state(self) -> State_co:
         """What the stage's ``setup`` yielded on this device."""
+
+    @property
+    @abstractmethod
+    def group(self) -> "Group":
+        """The ``torch.distributed`` group of the instance's ranks, its default group; None on one device.
+
+        The first time it blocks until every rank has asked for it, and imports torch. In ``setup`` it also
+        lets the next rank of the node begin its own: load the weights first, then ask.
+
+        Raises:
+            ConfigError: torch is not installed, or lacks what the device needs.
+        """
 
     @property
     @abstractmethod

@@ -21,6 +21,7 @@ import copy
 import enum
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 from attrs import field, frozen
@@ -44,6 +45,7 @@ __all__ = [
     "Source",
     "StageSpec",
     "TypeSpec",
+    "Use",
     "WorkflowGraph",
     "check_inputs",
     "check_value",
@@ -111,9 +113,18 @@ class StageSpec:
     checkpoint: bool = False
     """Whether its output is kept in the result store until the request has ended."""
 
+    @cached_property
+    def _parameters_by_name(self) -> Mapping[str, Parameter]:
+        return {each.name: each for each in self.parameters}
+
+    @property
+    def is_collaborative(self) -> bool:
+        """Whether all devices of an instance work on one request (Collaboration Mode)."""
+        return self.resources.count > 1
+
     def parameter(self, name: str) -> Parameter | None:
         """The parameter of this name."""
-        return next((each for each in self.parameters if each.name == name), None)
+        return self._parameters_by_name.get(name)
 
     @property
     def signature(self) -> str:
@@ -164,10 +175,21 @@ class GraphNode:
     """A source for each parameter that is not left at its default."""
 
 
+@frozen
+class Use:
+    """What one graph node takes from another one's value."""
+
+    node: GraphNode
+    parts: Mapping[str, tuple[int | str, ...]]
+    """Parameter -> which item of the value."""
+    is_retained: bool
+    """All of it may be: it is one message."""
+
+
 @register
 @frozen
 class WorkflowGraph:
-    """A whole workflow."""
+    """A whole workflow; what is asked of it for each message is looked up, not searched."""
 
     name: str
     module: str
@@ -211,9 +233,34 @@ class WorkflowGraph:
             for record in each.records()
         }
 
+    @cached_property
+    def _nodes_by_id(self) -> Mapping[str, GraphNode]:
+        return {node.id: node for node in self.nodes}
+
+    @cached_property
+    def _sources(self) -> Mapping[str, tuple[str, ...]]:
+        return {node.id: _sources_of(node) for node in self.nodes}
+
+    @cached_property
+    def _uses(self) -> Mapping[str, tuple[Use, ...]]:
+        found: dict[str, list[Use]] = {}
+        for node in self.nodes:
+            for source in _sources_of(node):
+                if source != INPUTS:
+                    found.setdefault(source, []).append(_use_of(node, source))
+        return {source: tuple(uses) for source, uses in found.items()}
+
+    def find(self, node_id: str) -> GraphNode | None:
+        """The node of this id, if there is one."""
+        return self._nodes_by_id.get(node_id)
+
     def node(self, node_id: str) -> GraphNode:
         """The node of this id, which must exist."""
-        return next(each for each in self.nodes if each.id == node_id)
+        return self._nodes_by_id[node_id]
+
+    def uses(self, node_id: str) -> tuple[Use, ...]:
+        """Who takes what from the value of a node."""
+        return self._uses.get(node_id, ())
 
     def stage_of(self, node_id: str) -> StageSpec:
         """The stage that the node calls."""
@@ -224,14 +271,7 @@ class WorkflowGraph:
 
         A node of constants alone waits for ``INPUTS``, too: it starts when the request does.
         """
-        found: dict[str, None] = {}
-        for source in self.node(node_id).inputs.values():
-            match source:
-                case FromStage(node=node):
-                    found[node] = None
-                case FromInput():
-                    found[INPUTS] = None
-        return tuple(found) or (INPUTS,)
+        return self._sources[node_id]
 
     def successors(self, node_id: str) -> tuple[str, ...]:
         """The ids of the nodes that need this node's result, or with ``INPUTS`` the inputs."""
@@ -245,6 +285,27 @@ class WorkflowGraph:
     def input(self, name: str) -> Parameter | None:
         """The workflow input of this name."""
         return next((each for each in self.inputs if each.name == name), None)
+
+
+def _sources_of(node: GraphNode) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for source in node.inputs.values():
+        match source:
+            case FromStage(node=node_id):
+                found[node_id] = None
+            case FromInput():
+                found[INPUTS] = None
+    return tuple(found) or (INPUTS,)
+
+
+def _use_of(node: GraphNode, source: str) -> Use:
+    wires = {
+        name: wire
+        for name, wire in node.inputs.items()
+        if isinstance(wire, FromStage) and wire.node == source
+    }
+    parts = {name: wire.path for name, wire in wires.items()}
+    return Use(node, parts, all(wire.is_retained for wire in wires.values()))
 
 
 def _stage_text(spec: StageSpec) -> str:

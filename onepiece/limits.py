@@ -97,6 +97,8 @@ REPORT_LINGER_SECONDS: Final = 0.1
 Nobody but a person waits for a report; what a request waits for never lingers."""
 REPORTS_QUEUED_MAX: Final = 4 * KIB
 """Reports that linger for one owner; more of them do not wait any longer."""
+CONSUMED_PER_MESSAGE_MAX: Final = 256
+"""Outputs that one message lets go of."""
 DELIVERY_PATIENCE_SECONDS: Final = 30.0
 REPORT_HEARD_SECONDS: Final = 1.0
 """How long a stage that may have killed nodes is held back until its request's owner knows that it begins."""
@@ -140,6 +142,10 @@ ISOLATED_STARTS_MAX: Final = 3
 """Crashes in a row, while loading or before any work, after which the actor has failed."""
 ISOLATED_PAUSE_SECONDS: Final = 0.2
 """Before a process that crashed while loading is started again; doubled each time."""
+ISOLATED_REFUSE_SECONDS: Final = 1.0
+"""From one rank's refusal of a request to that of the last; if one of them does not, all are ended."""
+LOADS_AT_ONCE: Final = 1
+"""Ranks of one node that are in their setups at the same time, each with the whole weights in memory, say."""
 
 assert ISOLATED_PACKET_BYTES_MAX < PREVIEW_BYTES_MAX < ISOLATED_MESSAGE_BYTES_MAX
 assert ISOLATED_LEAVE_SECONDS < ISOLATED_STOP_SECONDS

@@ -186,11 +186,12 @@ class ResultStored:
 @register
 @frozen
 class Consumed:
-    """What ``target`` took from ``source`` need not be retained: its own output has been handed on."""
+    """What a target took from a source need not be retained: its own output has been handed on.
 
-    uid: str
-    source: str
-    target: str
+    UID, source and target of each such output; they wait for company.
+    """
+
+    outputs: tuple[tuple[str, str, str], ...]
 
 
 @register

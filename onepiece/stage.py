@@ -27,6 +27,9 @@ Setup = Callable[[StageContext[None]], AsyncIterator[State]]
 
 Body = Callable[Concatenate[StageContext[State], Inputs], Coroutine[Any, Any, Output]]
 
+Merge = Callable[[list[Output]], Output]
+"""Makes one result of the partial results of a stage's ranks, in the order of the ranks."""
+
 _CONTEXT_NAMES: Final = frozenset({"ctx", "context", "_", "_ctx", "_context"})
 _NO_PARAMETER: Final = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -38,7 +41,7 @@ class Gpu:
 
     Args:
         memory_gib: Memory of each, in GiB; a stage is placed only where so much is free.
-        count: How many; more than one makes a group that works together.
+        count: How many; with more than one all work on the same request (Collaboration Mode).
     """
 
     memory_gib: float = 0.0
@@ -50,8 +53,8 @@ class Cpu:
     """One instance of the stage occupies processors.
 
     Args:
-        memory_gib: Host memory in GiB.
-        count: How many.
+        memory_gib: Host memory in GiB, of each.
+        count: How many; with more than one all work on the same request (Collaboration Mode).
     """
 
     memory_gib: float = 0.0
@@ -85,6 +88,8 @@ class Stage(Generic[State, Inputs, Output]):
     setup: "Setup[State] | None"
     spec: StageSpec
     signature: inspect.Signature = field(repr=False)
+    merge: "Merge[Output] | None" = field(default=None, kw_only=True)
+    """Makes the result of what the ranks returned; None takes that of rank 0."""
 
     def __call__(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
         """Draw a node, or call the function: see the class."""
@@ -156,11 +161,42 @@ def stage(
 ) -> Callable[["Body[State, Inputs, Output]"], Stage[State, Inputs, Output]]: ...
 
 
+@overload
+def stage(
+    *,
+    resources: Gpu | Cpu,
+    merge: "Merge[Output]",
+    setup: None = ...,
+    timeout: float | None = ...,
+    instances: int = ...,
+    isolation: Literal["thread", "loop", "process"] = ...,
+    concurrency: int = ...,
+    checkpoint: bool = ...,
+    name: str | None = ...,
+) -> Callable[["Body[None, Inputs, Output]"], Stage[None, Inputs, Output]]: ...
+
+
+@overload
+def stage(
+    *,
+    resources: Gpu | Cpu,
+    merge: "Merge[Output]",
+    setup: "Setup[State]",
+    timeout: float | None = ...,
+    instances: int = ...,
+    isolation: Literal["thread", "loop", "process"] = ...,
+    concurrency: int = ...,
+    checkpoint: bool = ...,
+    name: str | None = ...,
+) -> Callable[["Body[State, Inputs, Output]"], Stage[State, Inputs, Output]]: ...
+
+
 def stage(
     function: Any = None,
     /,
     *,
     resources: Gpu | Cpu = Cpu(),
+    merge: Any = None,
     setup: Any = None,
     timeout: float | None = None,
     instances: int = 1,
@@ -173,7 +209,11 @@ def stage(
 
     Args:
         function: The function; every parameter behind the context and the result are annotated.
-        resources: What one instance occupies: ``Gpu(memory_gib=40)`` or ``Cpu()``.
+        resources: What one instance occupies: ``Gpu(memory_gib=40)`` or ``Cpu()``. With ``count=2`` two
+            devices of one node work on each request together: a helper process for each, its rank,
+            runs the function with the same inputs (``ctx.rank``, ``ctx.world_size``, ``ctx.group``).
+        merge: A function that makes the result of the list of what the ranks returned, in the order of
+            the ranks, whichever was first; it runs in rank 0. Without one the result is rank 0's.
         setup: An async generator function ``(context)`` that loads, yields the state, and unloads; it
             runs once for each instance.
         timeout: Seconds that one call may take; None leaves it to the request's deadline.
@@ -195,6 +235,7 @@ def stage(
             function,
             name=str(name or getattr(function, "__name__", "")),
             setup=setup,
+            merge=merge,
             resources=_resources(resources, function),
             timeout_seconds=timeout,
             instances=instances,
@@ -211,6 +252,7 @@ def _define(
     *,
     name: str,
     setup: Any,
+    merge: Any,
     resources: Resources,
     timeout_seconds: float | None,
     instances: int,
@@ -226,6 +268,7 @@ def _define(
         raise DefinitionError(f"{where}: setup must be an 'async def' with one 'yield' of the state")
     if isolation not in {each.value for each in Isolation}:
         raise DefinitionError(f"{where}: isolation is {isolation!r}; 'thread', 'loop' and 'process' exist")
+    isolation = _check_collaboration(where, resources.count, isolation, concurrency, merge)
     if isolation == Isolation.PROCESS.value and "<locals>" in function.__qualname__:
         raise DefinitionError(
             f"{where}: a helper process imports the stage from its module; define it at the top of one"
@@ -240,17 +283,7 @@ def _define(
         )
     signature = inspect.signature(function)
     context, *rest = signature.parameters.values() or [_NO_PARAMETER]
-    annotation = context.annotation  # a text where the module postpones annotations
-    is_context = (
-        context.name in _CONTEXT_NAMES
-        or annotation is context.empty
-        or "Context" in (annotation if isinstance(annotation, str) else repr(annotation))
-    )
-    if not is_context or context.kind not in {context.POSITIONAL_ONLY, context.POSITIONAL_OR_KEYWORD}:
-        raise DefinitionError(
-            f"{where}: its first parameter must be the context: "
-            f"async def {function.__name__}(ctx: StageContext[None], ...)"
-        )
+    _check_context(where, function, context)
     key = f"{function.__module__}:{function.__qualname__}"
     spec = StageSpec(
         key=key,
@@ -264,7 +297,43 @@ def _define(
         concurrency=concurrency,
         checkpoint=checkpoint,
     )
-    return Stage(name, key, function, setup, spec, signature.replace(parameters=rest))
+    return Stage(name, key, function, setup, spec, signature.replace(parameters=rest), merge=merge)
+
+
+def _check_context(where: str, function: Any, context: inspect.Parameter) -> None:
+    annotation = context.annotation  # a text where the module postpones annotations
+    is_context = (
+        context.name in _CONTEXT_NAMES
+        or annotation is context.empty
+        or "Context" in (annotation if isinstance(annotation, str) else repr(annotation))
+    )
+    if not is_context or context.kind not in {context.POSITIONAL_ONLY, context.POSITIONAL_OR_KEYWORD}:
+        raise DefinitionError(
+            f"{where}: its first parameter must be the context: "
+            f"async def {function.__name__}(ctx: StageContext[None], ...)"
+        )
+
+
+def _check_collaboration(where: str, count: int, isolation: str, concurrency: int, merge: Any) -> str:
+    """Where a stage's code runs, which for one on several devices is a process for each."""
+    if count == 1:
+        if merge is not None:
+            raise DefinitionError(
+                f"{where}: merge joins what several devices return; ask for them with resources=Gpu(count=2)"
+            )
+        return isolation
+    if merge is not None and (not callable(merge) or inspect.iscoroutinefunction(merge)):
+        raise DefinitionError(f"{where}: merge is {merge!r}; a plain function of the list of partial results")
+    if isolation == Isolation.LOOP.value:
+        raise DefinitionError(
+            f"{where}: isolation='loop' with {count} devices; each of them has a process of its own"
+        )
+    if concurrency > 1:
+        raise DefinitionError(
+            f"{where}: concurrency={concurrency} with {count} devices; they work on one request together, as"
+            " the collectives of two would meet each other; give instances=... for more at a time"
+        )
+    return Isolation.PROCESS.value
 
 
 def _resources(needs: Any, function: Any) -> Resources:

@@ -33,6 +33,8 @@ class RecordingContext(StageContext[State]):
     node: str = "test"
     attempt: int = 1
     log: Any = field(factory=lambda: get_logger(stage="stage"))
+    rank: int = 0
+    world_size: int = 1
     reports: list[dict[str, Any]] = field(factory=list)
     """What each call of ``report`` was given, without what was left out."""
     _cancelled: bool = False
@@ -41,6 +43,11 @@ class RecordingContext(StageContext[State]):
     def state(self) -> State:
         """The state given to ``stage_context``."""
         return self._state
+
+    @property
+    def group(self) -> None:
+        """None, as on one device."""
+        return
 
     @property
     def deadline(self) -> float | None:

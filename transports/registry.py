@@ -1,7 +1,7 @@
 """From the scheme of an address to the transport that implements it.
 
-Built in are ``local``, ``tcp`` and, where there is a libucp, ``ucx``. Anyone's package adds others with
-an entry point::
+Built in are ``local``, ``tcp`` and, where there are a libucp or pyverbs, ``ucx`` and ``verbs``. Anyone's
+package adds others with an entry point::
 
     [project.entry-points."onepiece.transports"]
     carrier = "pigeon:CarrierTransport"       # a Transport class or a function returning one
@@ -18,6 +18,7 @@ from transports.local import LocalTransport
 from transports.memory import Transport
 from transports.tcp import TcpTransport
 from transports.ucx import UcxTransport
+from transports.verbs import VerbsTransport
 
 ENTRY_POINT_GROUP: Final = "onepiece.transports"
 
@@ -25,6 +26,7 @@ _BUILT_IN: Final[dict[str, Callable[[], Transport]]] = {
     LocalTransport.scheme: LocalTransport,
     TcpTransport.scheme: TcpTransport,
     UcxTransport.scheme: UcxTransport,
+    VerbsTransport.scheme: VerbsTransport,
 }
 
 

@@ -8,42 +8,38 @@ the region's memory out of reach, since nobody can call back what an adapter has
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 from typing import Final
 
 from attrs import evolve
 
 from transports import tcp_frames as frames
-from transports._libucp import UcpError
 from transports.address import Address
+from transports.beside_memory import BesideMemory
 from transports.errors import ConnectFailed, PeerLost, ProtocolError
 from transports.memory import Options
 from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded
 from transports.region_memory import check_span, check_word
 from transports.tcp_frames import Header, Kind
-from transports.tcp_producer import TcpMemory
 from transports.tcp_wire import PENDING_BYTES_HIGH
 from transports.ucx_link import OFFER_BYTES_MAX, Link, Offer, Requirement, Wire, WireKind, open_link
 
 _EXPECTS: Final[frames.Bounds] = {**frames.PRODUCER_EXPECTS_ANSWERS, Kind.ATTACHED: OFFER_BYTES_MAX}
 _PART_SECONDS: Final = 1.0
 """How long a closing session waits for what is under way, and then for the owner to hang up."""
-_REASON_SECONDS: Final = 1.0
-"""How long a session whose wire broke waits for the owner to say why."""
 _SLOWEST_BYTES_PER_SECOND: Final = 10e6
 
 
-class UcxMemory(TcpMemory):
+class UcxMemory(BesideMemory):
     """A session over a connection and, where there is a wire for it, a link beside it."""
+
+    _bounds = _EXPECTS
 
     def __init__(self, address: Address, hello: bytes, options: Options) -> None:
         super().__init__(address, hello, options, encrypted=False)
         self._requirement = Requirement.of(address)
         self._offer: asyncio.Future[Offer] = self._loop.create_future()
         self._link: Link | None = None
-        self._size_bytes = 0
         self._numbers = count()
         self._flying: dict[int, tuple[float, int]] = {}
         """Deadline and bytes of each chain that has not landed."""
@@ -51,7 +47,6 @@ class UcxMemory(TcpMemory):
         """Guarded chains that may be on their way to the owner."""
         self._attached = False
         self._hung_up: asyncio.Future[None] = self._loop.create_future()
-        self._timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Shake hands as over tcp, then look for a better wire."""
@@ -149,23 +144,6 @@ class UcxMemory(TcpMemory):
         await super().close()
         await asyncio.wait([self._hung_up], timeout=_PART_SECONDS)
 
-    @contextmanager
-    def _in_bounds(self) -> Iterator[None]:
-        """End the session at what lies outside the region: over a link nobody else would look.
-
-        The owner looks at what the connection carries; but it would have to replace the memory.
-        """
-        self._ending.check()
-        try:
-            yield
-        except ProtocolError as error:
-            self._end(error)
-            raise
-
-    def _check_chain(self, chain: Chain) -> None:
-        for write in chain.writes:
-            check_span(write.offset, write.length, self._size_bytes)
-
     async def _wait_for_room(self) -> None:
         await super()._wait_for_room()
         while sum([length for _, length in self._flying.values()]) >= PENDING_BYTES_HIGH:
@@ -194,12 +172,6 @@ class UcxMemory(TcpMemory):
         """The connection is gone."""
         self._is_hung_up()
         super().lost(error)
-
-    def _wire_broke(self, error: UcpError) -> None:
-        """Nothing more can be written; the owner may have ended the session, and then it says why."""
-        if self._timer is None:
-            reason = PeerLost(f"the wire to {self._address} broke: {error}")
-            self._timer = self._loop.call_later(_REASON_SECONDS, self._end, reason)
 
     def _hang_up(self) -> None:
         if self._timer is not None:
@@ -231,11 +203,6 @@ class UcxMemory(TcpMemory):
             self._end(PeerLost(f"the wire to {self._address} did not carry a write in time"))
 
     # What the owner says.
-
-    def _welcomed(self, header: Header, body: memoryview) -> None:
-        super()._welcomed(header, body)
-        self._size_bytes = header.b
-        self._expect(_EXPECTS, self._answered)
 
     def _answered(self, header: Header, body: memoryview) -> None:
         if header.kind != Kind.ATTACHED:

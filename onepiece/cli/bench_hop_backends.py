@@ -45,7 +45,7 @@ _START_SECONDS: Final = 60.0
 _LEASE_SECONDS: Final = 60.0
 """A machine that is busy with several backends is slow, not dead."""
 _SCATTER_BYTES_MIN: Final = 64 << 10
-_WORKER_INBOX: Final = "256MiB"
+WORKER_INBOX_BYTES: Final = 256 << 20
 
 
 @frozen
@@ -156,7 +156,7 @@ def _open_runtime(workflow: str) -> Callable[[], AbstractAsyncContextManager[Cha
             workflows=tuple(f"onepiece.cli.bench_stages:{name}" for name in workflows.values()),
             workers=STAGES,
             listen=Address.parse(f"tcp://{_LOOPBACK}:0"),
-            inbox_bytes=256 << 20,
+            inbox_bytes=WORKER_INBOX_BYTES,
             lease_seconds=_LEASE_SECONDS,
         )
         async with open_node(options, StopSignal()) as node, contextlib.AsyncExitStack() as stack:
@@ -173,7 +173,7 @@ def _worker_arguments(join: str) -> tuple[str, ...]:
         *("--roles", "worker"),
         *("--join", join),
         *("--devices", "cpu:0=1GiB"),
-        *("--inbox-bytes", _WORKER_INBOX),
+        *("--inbox-bytes", f"{WORKER_INBOX_BYTES >> 20}MiB"),
         *("--lease-seconds", f"{_LEASE_SECONDS:.0f}"),
         *("--log-level", "warning"),
     )

@@ -76,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_drain(commands)
     _add_profile(commands)
     _add_plan(commands)
+    _add_doctor(commands)
     _add_bench(commands)
     return parser
 
@@ -253,6 +254,16 @@ def _add_plan(commands: Any) -> None:
     parser.set_defaults(run=_run_plan)
 
 
+def _add_doctor(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="say what this machine has for the transports, and what would fix what is missing",
+        description="Look at RDMA devices, locked memory, libraries, GPU access and shared memory.",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON array of findings")
+    parser.set_defaults(run=_run_doctor)
+
+
 def _add_bench(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
@@ -339,6 +350,11 @@ def _run_plan(arguments: argparse.Namespace) -> int:
         as_json=arguments.json,
     )
     return exits.OK
+
+
+def _run_doctor(arguments: argparse.Namespace) -> int:
+    code: int = importlib.import_module("onepiece.cli.doctor").run(arguments)
+    return code
 
 
 def _run_bench(arguments: argparse.Namespace) -> int:

@@ -88,11 +88,6 @@ class Assign:
     memory_bytes: int
     manager_epoch: int
 
-    @property
-    def device(self) -> str:
-        """The (first) device."""
-        return self.devices[0]
-
 
 @frozen
 class Unassign:

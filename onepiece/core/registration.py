@@ -1,7 +1,8 @@
 """Whether a workflow that is offered goes together with those that are registered.
 
 Nodes import workflows themselves, so two versions of one name, or of a stage that two workflows share, would
-exchange values that do not fit. What is refused is told with both versions.
+exchange values that do not fit. What is refused is told with both versions. An equal
+offer is no change, and one that is said to replace the known version is not compared with it.
 """
 
 from onepiece.core.inventory import RegisteredWorkflow

@@ -109,6 +109,8 @@ class RetentionTable(Generic[Message]):
     def _spills(self) -> list[RetentionEffect]:
         effects: list[RetentionEffect] = []
         excess = self.memory_bytes - self.memory_bytes_max
+        if excess <= 0:
+            return effects
         excess -= sum(held.length for held in self._held.values() if held.place is Place.SPILLING)
         for key, held in self._held.items():
             if excess <= 0:

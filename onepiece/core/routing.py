@@ -173,6 +173,8 @@ class RouteTable:
             The actor with the fewest outstanding messages, or None if no actor takes work.
         """
         candidates = self.actors_for(stage)
+        if len(candidates) == 1:  # the most frequent case
+            return candidates[0]
         trusted = [actor for actor in candidates if not self._is_suspect(actor)]
         usable: Sequence[ActorRoute] = trusted or candidates
         if not usable:

@@ -169,16 +169,26 @@ class ActorHost:
     async def _run(self, order: Assign, hosted: _Hosted) -> None:
         try:
             stage = await self._find(order, hosted)
-            device = self._devices.get(order.device)
-            if device is None:
+            missing = [name for name in order.devices if name not in self._devices]
+            if missing:
                 known = ", ".join(self._devices)
-                raise OnePieceError(f"this node has no device {order.device!r}; it has {known or 'none'}")
+                raise OnePieceError(f"this node has no device {missing[0]!r}; it has {known or 'none'}")
+            if len(order.devices) != stage.spec.resources.count:
+                raise OnePieceError(
+                    f"{order.stage} works on {stage.spec.resources.count} devices together on this node, and"
+                    f" was ordered to {len(order.devices)}: its file is not the same at the manager"
+                )
         except OnePieceError as error:
             self._fail(hosted, error)
             await hosted.unassigned.wait()
         else:
-            get_logger().info("actor_starting", actor=order.actor_id, stage=order.stage, device=device.name)
-            actor = hosted.actor = StageActor(order.actor_id, stage, device, self._env)
+            names = order.devices
+            get_logger().info(
+                "actor_starting", actor=order.actor_id, stage=order.stage, device=", ".join(names)
+            )
+            actor = hosted.actor = StageActor(
+                order.actor_id, stage, self._devices[names[0]], self._env, devices=names
+            )
             if hosted.unassigned.is_set():
                 actor.drain()
             self._env.on_change()

@@ -24,7 +24,7 @@ from pathlib import Path
 from attrs import define, evolve
 
 from onepiece.core.admission import BudgetLimits, RequestBudget
-from onepiece.core.inventory import Device, NodeInfo
+from onepiece.core.inventory import Device, DeviceKind, NodeInfo
 from onepiece.core.retention import RetentionTable
 from onepiece.errors import ConfigError, OnePieceError
 from onepiece.ids import new_node_name
@@ -54,7 +54,7 @@ from onepiece.runtime.devices import DeviceThreads, discover_devices, parse_devi
 from onepiece.runtime.environment import Environment, Identity, Inboxes, Routes
 from onepiece.runtime.outbox import Outbox, open_outbox
 from onepiece.runtime.retainer import Output, Retainer
-from onepiece.runtime.workflows import WorkflowImports
+from onepiece.runtime.workflows import WorkflowImports, import_workflow
 from onepiece.store import ResultStore
 from transports import Address, Listener, ListenFailed, Options, Receiver
 
@@ -461,6 +461,14 @@ async def _until_drained(node: Node, stop: StopSignal) -> bool:
     return draining in done
 
 
+async def _devices_for(reference: str) -> tuple[str, ...]:
+    """On a machine without GPUs: as many CPU devices as a stage of the workflow wants to work together."""
+    workflow = await asyncio.get_running_loop().run_in_executor(None, import_workflow, reference)
+    count = max(spec.resources.count for spec in workflow.graph.stages.values())
+    has_gpus = discover_devices()[0].kind is DeviceKind.GPU
+    return () if has_gpus or count == 1 else tuple(f"cpu:{index}" for index in range(count))
+
+
 async def run_dev(
     workflow: str, *, http: str, listen: str, started: Callable[[Node], Coroutine[None, None, None]]
 ) -> None:
@@ -473,9 +481,15 @@ async def run_dev(
         started: Called with the node once it has bound its addresses; cancelled when it stops.
 
     Raises:
-        ConfigError: Other machines could reach ``listen``.
+        ConfigError: Other machines could reach ``listen``, or the workflow cannot be imported.
     """
-    options = NodeOptions(listen=Address.parse(listen), http=http, workflows=(workflow,), drain_seconds=5.0)
+    options = NodeOptions(
+        listen=Address.parse(listen),
+        http=http,
+        workflows=(workflow,),
+        devices=await _devices_for(workflow),
+        drain_seconds=5.0,
+    )
     if is_exposed(options):
         raise ConfigError(
             f"--listen {listen} can be reached from other machines, and this node has no secret: "

@@ -55,7 +55,8 @@ class RetainService:
         control.on(CheckpointKept, self._env.checkpoints.on_kept)
 
     def _on_consumed(self, message: Consumed) -> None:
-        self._env.retainer.release(OutputKey(message.uid, message.source, message.target))
+        for uid, source, target in message.outputs:
+            self._env.retainer.release(OutputKey(uid, source, target))
 
     def _on_release(self, message: ReleaseRequests) -> None:
         for uid in message.uids:

@@ -19,7 +19,6 @@ from onepiece.messages import (
     KIND_RESULT,
     STORE,
     STORE_REGION,
-    Consumed,
     DescribeResult,
     PurgeResult,
     ReadResult,
@@ -155,11 +154,7 @@ class StoreService:
             return
         owner = self._env.owner_of(header.uid, header.owner)
         if header.retained_by is not None:
-            self._env.outbox.post(
-                header.retained_by,
-                Consumed(header.uid, header.source, STORE),
-                lingers=True,
-            )
+            self._env.outbox.consumed(header.retained_by, (header.uid, header.source, STORE))
         self._env.outbox.post(
             owner,
             ResultStored(header.uid, self._env.node_id, total_bytes, content_type, header.trail),

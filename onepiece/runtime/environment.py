@@ -16,6 +16,7 @@ from onepiece.core.routing import RouteEpoch, RouteTable, life_of, rendezvous
 from onepiece.errors import NodeUnreachable
 from onepiece.graph import WorkflowGraph
 from onepiece.limits import (
+    LOADS_AT_ONCE,
     PULLED_BYTES_MAX,
     REPORT_HEARD_SECONDS,
     STORES_FORGOTTEN_SECONDS,
@@ -208,6 +209,8 @@ class Environment:
     """What deadlines and headers are written in."""
     monotonic: Clock = time.monotonic
     rng: random.Random = field(factory=random.SystemRandom)
+    load_gate: asyncio.Semaphore = field(factory=lambda: asyncio.Semaphore(LOADS_AT_ONCE))
+    """Held by each rank of a stage on several devices while it loads."""
     call_numbers: Iterator[int] = field(init=False)
     """One sequence for the whole node, since several of its parts may be answered by the same kind of
     message. It begins anywhere, since answers to an earlier life may come to this one's address."""

@@ -148,7 +148,7 @@ class Intake:
         header = held.header
         try:
             self._check_alive(header)
-            node = next((node for node in graph.nodes if node.id == header.node), None)
+            node = graph.find(header.node)
             if node is None or node.stage != self.stage:
                 raise CodecError(f"{header.node} of {header.workflow} is not for {self.stage}")
             if self._is_repeat(graph, header, held.attempt):

@@ -4,6 +4,9 @@ r"""What a node and the helper process of an isolated stage say to each other, a
 
     node                                  helper process
       |--- IsolatedStart ------------------->|   once
+      |<-- IsolatedWaiting ------------------|   a rank of several: its module is imported
+      |--- IsolatedGo ---------------------->|   it may run its setup
+      |<-- IsolatedPass ---------------------|   if it has loaded, and joins the others before it is ready
       |<-- IsolatedReady, or IsolatedRefusal-|
       |--- IsolatedCall (arguments) -------->|   several at a time, as the stage's concurrency says
       |<-- IsolatedProgress -----------------|
@@ -63,12 +66,34 @@ class IsolatedStart:
     import_paths: tuple[str, ...]
     log_format: str
     log_level: str
+    rank: int = 0
+    world_size: int = 1
+    meeting: int | None = None
+    """The descriptor of the file by which the ranks find each other."""
 
 
 @register
 @frozen
 class IsolatedReady:
     """The stage is loaded."""
+
+
+@register
+@frozen
+class IsolatedWaiting:
+    """The rank is about to run its setup, and waits until it may."""
+
+
+@register
+@frozen
+class IsolatedGo:
+    """The rank may run its setup."""
+
+
+@register
+@frozen
+class IsolatedPass:
+    """The rank's setup has loaded what it loads: the next one may begin."""
 
 
 @register
@@ -91,6 +116,8 @@ class IsolatedCall:
     """The graph node."""
     attempt: int
     deadline_at: float | None
+    is_merge: bool = False
+    """The arguments are what the ranks returned; the stage's merge is to be called with them."""
 
 
 @register
@@ -146,6 +173,9 @@ _HEADERS: Final[tuple[type, ...]] = (
     IsolatedProgress,
     IsolatedReturn,
     IsolatedError,
+    IsolatedWaiting,
+    IsolatedGo,
+    IsolatedPass,
 )
 
 
@@ -188,7 +218,7 @@ class _SharedMemory:
 
 @frozen(eq=False)
 class Outgoing:
-    """A message that is ready to be sent, once."""
+    """A message that is ready to be sent, to one peer or to several."""
 
     packet: bytes
     memory: _SharedMemory | None = None

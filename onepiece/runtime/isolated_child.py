@@ -23,9 +23,11 @@ from typing import Any, Final
 
 from attrs import define, evolve, field
 
+from onepiece import _torch
 from onepiece._bounded import described, trace_of
+from onepiece.context import StageContext
 from onepiece.errors import CodecError, OnePieceError, SchemaMismatch
-from onepiece.graph import INPUTS, Isolation
+from onepiece.graph import INPUTS, Isolation, Kind, Parameter, TypeSpec
 from onepiece.limits import (
     ISOLATED_PROGRESS_SECONDS,
     ISOLATED_TERMINATE_SECONDS,
@@ -39,6 +41,8 @@ from onepiece.runtime.isolated_channel import (
     IsolatedCall,
     IsolatedChannel,
     IsolatedError,
+    IsolatedGo,
+    IsolatedPass,
     IsolatedProgress,
     IsolatedReady,
     IsolatedRefusal,
@@ -46,10 +50,12 @@ from onepiece.runtime.isolated_channel import (
     IsolatedStart,
     IsolatedStop,
     IsolatedUnload,
+    IsolatedWaiting,
     Outgoing,
     Received,
     map_in,
 )
+from onepiece.runtime.isolated_start import Surroundings
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import Held, StageTask
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
@@ -142,6 +148,37 @@ class _Reports:
         self._channel.send(progress)
 
 
+class _Group:
+    """The ``torch.distributed`` group of a stage on several devices: made when it is first asked for."""
+
+    def __init__(self, start: IsolatedStart, channel: IsolatedChannel) -> None:
+        self._start = start
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._group: Any = None
+
+    def join(self) -> Any:
+        """The group; callable from any thread, blocks the first time until all ranks have called it."""
+        start = self._start
+        with self._lock:
+            if self._group is None:
+                assert start.meeting is not None
+                self._loop.call_soon_threadsafe(self._pass)
+                device = torch_name(start.device)
+                self._group = _torch.join_group(device, start.meeting, start.rank, start.world_size)
+        return self._group
+
+    def _pass(self) -> None:
+        """Whoever waits for the others must not keep them from coming."""
+        self._channel.send(self._channel.prepare(IsolatedPass()))
+
+    def leave(self) -> None:
+        """Take it down, if there is one."""
+        if self._group is not None:
+            _torch.leave_group()
+
+
 @define(eq=False)
 class _Running:
     context: RunningStage
@@ -158,6 +195,7 @@ class _Helper:
     threads: DeviceThreads
     channel: IsolatedChannel
     reports: _Reports
+    group: _Group
     running: dict[int, _Running] = field(factory=dict)
 
     async def serve(self) -> None:
@@ -188,20 +226,21 @@ class _Helper:
     async def _call(self, received: Received) -> None:
         call = received.header
         assert isinstance(call, IsolatedCall)
-        context = _context(self.start, self.threads, self.state, self.reports, call)
+        context = _context(self.start, self.threads, self.state, self.reports, self.group, call)
         task = asyncio.current_task()
         assert task is not None
         self.running[call.number] = _Running(context, task)
 
         def package(value: Any, compute_seconds: float) -> Outgoing:
-            return self.channel.prepare(IsolatedReturn(call.number, compute_seconds), {"value": value})
+            is_wanted = self.start.rank == 0 or self.stage.merge is not None
+            values = {"value": value} if is_wanted else {}
+            return self.channel.prepare(IsolatedReturn(call.number, compute_seconds), values)
 
         stage_task = _as_work(received, call)
         del received
         try:
-            outcome = await TaskWorker(self.stage, self.threads).execute(
-                stage_task, context, package, _nothing
-            )
+            stage = _merging(self.stage) if call.is_merge else self.stage
+            outcome = await TaskWorker(stage, self.threads).execute(stage_task, context, package, _nothing)
         finally:
             del self.running[call.number]
         self.reports.finish(call.number)
@@ -213,11 +252,28 @@ class _Helper:
             self.channel.send(self.channel.prepare(error))
 
 
+def _merging(stage: AnyStage) -> AnyStage:
+    """A stage that merges what this one's ranks returned: its errors and its type are checked alike."""
+    merge = stage.merge
+    assert merge is not None
+
+    async def merged(ctx: StageContext[Any], /, *, partials: list[Any]) -> Any:
+        return await ctx.run(merge, partials)
+
+    partials = Parameter("partials", TypeSpec(Kind.LIST, (stage.spec.returns,)))
+    return evolve(stage, function=merged, spec=evolve(stage.spec, parameters=(partials,)))
+
+
 def _context(
-    start: IsolatedStart, threads: DeviceThreads, state: Any, reports: _Reports, call: IsolatedCall
+    start: IsolatedStart,
+    threads: DeviceThreads,
+    state: Any,
+    reports: _Reports,
+    group: _Group,
+    call: IsolatedCall,
 ) -> RunningStage:
     def progress(kind: EventKind, detail: Mapping[str, Any]) -> None:
-        if call.number:
+        if call.number and start.rank == 0:
             reports.put(call.number, kind, detail)
 
     return RunningStage(
@@ -230,7 +286,9 @@ def _context(
         deadline_at=call.deadline_at,
         threads=threads,
         progress=progress,
-        log=get_logger(stage=call.stage, request=call.uid, node=start.node),
+        rank=start.rank,
+        world_size=start.world_size,
+        join=None if start.world_size == 1 else group.join,
     )
 
 
@@ -244,7 +302,9 @@ def _as_work(received: Received, call: IsolatedCall) -> StageTask:
         held.payload = memoryview(b"")  # the last to refer to the memory that the node has shared
 
     held = Held(header, received.values, received.body, now, call.attempt, release)
-    return StageTask(call.uid, "", call.stage, frozenset({INPUTS}), {}, {INPUTS: held})
+    stage_task = StageTask(call.uid, "", call.stage, frozenset({INPUTS}))
+    stage_task.take(held)
+    return stage_task
 
 
 def _nothing(_: object) -> None:
@@ -262,6 +322,10 @@ async def _live(channel: IsolatedChannel) -> None:
     except BaseException as error:  # noqa: BLE001 - a module may raise anything
         await _refuse(channel, error)
         return
+    group = _Group(start, channel)
+    if start.meeting is not None:
+        os.set_inheritable(start.meeting, False)
+        await _until_others_have_loaded(channel)
     # The node keeps the time; beside that the stage runs as it would in the node.
     stage = evolve(found, spec=evolve(found.spec, isolation=Isolation.THREAD, timeout_seconds=None))
     reports = _Reports(channel)
@@ -269,17 +333,25 @@ async def _live(channel: IsolatedChannel) -> None:
         open_device_threads(start.device, close_seconds=ISOLATED_TERMINATE_SECONDS) as threads,
         asyncio.TaskGroup() as tasks,
     ):
-        loaded = LoadedStage(stage, threads, tasks)
+        loaded = LoadedStage(stage, threads, Surroundings(start.node, tasks))
         setup = IsolatedCall(0, "", stage.name, 1, None)
         try:
-            state = await loaded.load(_context(start, threads, None, reports, setup))
+            state = await loaded.load(_context(start, threads, None, reports, group, setup))
         except Exception as error:  # noqa: BLE001 - so may a setup
             await _refuse(channel, error)
             return
         channel.send(channel.prepare(IsolatedReady()))
-        await _Helper(start, stage, state, threads, channel, reports).serve()
+        await _Helper(start, stage, state, threads, channel, reports, group).serve()
         await loaded.unload()
+        group.leave()
     await channel.flushed()
+
+
+async def _until_others_have_loaded(channel: IsolatedChannel) -> None:
+    channel.send(channel.prepare(IsolatedWaiting()))
+    answer = (await channel.receive()).header
+    if not isinstance(answer, IsolatedGo):
+        raise CodecError(f"a {type(answer).__name__} before any IsolatedGo")
 
 
 async def _refuse(channel: IsolatedChannel, error: BaseException) -> None:

@@ -28,10 +28,8 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from attrs import define, field, frozen
 
@@ -41,18 +39,20 @@ from onepiece.limits import (
     ISOLATED_KILL_SECONDS,
     ISOLATED_LEAVE_SECONDS,
     ISOLATED_PAUSE_SECONDS,
-    ISOLATED_STARTS_MAX,
+    ISOLATED_REFUSE_SECONDS,
     ISOLATED_STOP_SECONDS,
     ISOLATED_TERMINATE_SECONDS,
     ISOLATED_UNLOAD_SECONDS,
 )
-from onepiece.log import chosen, get_logger
+from onepiece.log import get_logger
 from onepiece.requests import EventKind
 from onepiece.runtime.isolated_channel import (
     EndOfIsolated,
     IsolatedCall,
     IsolatedChannel,
     IsolatedError,
+    IsolatedGo,
+    IsolatedPass,
     IsolatedProgress,
     IsolatedReady,
     IsolatedRefusal,
@@ -60,25 +60,14 @@ from onepiece.runtime.isolated_channel import (
     IsolatedStart,
     IsolatedStop,
     IsolatedUnload,
+    IsolatedWaiting,
+    Outgoing,
     Received,
     read_out,
 )
 from onepiece.runtime.signal import Signal
-from onepiece.stage import Stage
+from onepiece.runtime.stage_process import Answer, ProcessEnded, Progress, StageNotLoaded, StageProcess
 from onepiece.types import ANY
-
-_ROOT: Final = str(Path(__file__).parents[2])
-_BOOT: Final = """\
-import sys
-sys.path.insert(0, sys.argv[1])
-from onepiece.runtime.isolated_child import main
-main()
-"""
-"""With the node's own copy of this package, whatever lies in the current directory: the node may have
-been started elsewhere, and the path that stages are imported by comes with ``IsolatedStart``."""
-_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-
-Progress = Callable[[EventKind, Mapping[str, Any]], None]
 
 
 @frozen
@@ -91,24 +80,7 @@ class IsolationBounds:
     terminate_seconds: float = ISOLATED_TERMINATE_SECONDS
     kill_seconds: float = ISOLATED_KILL_SECONDS
     pause_seconds: float = ISOLATED_PAUSE_SECONDS
-
-
-class ProcessEnded(Exception):  # noqa: N818 - named by what has happened
-    """The helper process is over; the text says how: ``was killed by SIGSEGV``."""
-
-
-class StageNotLoaded(Exception):  # noqa: N818 - named by what has happened
-    """The stage's module or setup raised in the helper process; the text says what."""
-
-
-@frozen
-class Answer:
-    """A call's last word, and the values with it, which still lie as they came."""
-
-    header: IsolatedReturn | IsolatedError
-    values: Mapping[str, Any]
-    length: int
-    """Bytes of the message."""
+    refuse_seconds: float = ISOLATED_REFUSE_SECONDS
 
 
 @define(eq=False)
@@ -119,7 +91,7 @@ class _Call:
     answer: "asyncio.Future[Answer]" = field(factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class IsolatedProcess:
+class IsolatedProcess(StageProcess):
     """One helper process, from its start to its end; use ``open_isolated``."""
 
     def __init__(
@@ -133,6 +105,8 @@ class IsolatedProcess:
         self._calls: dict[int, _Call] = {}
         self._numbers = itertools.count(1)
         self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._waiting: asyncio.Future[None] = self._loop.create_future()
+        self._passed: asyncio.Future[None] = self._loop.create_future()
         self._quiet = Signal()
         self._exited = asyncio.Event()
         self._over = asyncio.Event()
@@ -141,6 +115,9 @@ class IsolatedProcess:
         self._is_deaf = False
         self._has_worked = False
         self._is_dirty = False
+        self._signals: set[int] = set()
+        self._ended_itself = False
+        self._ended_at = 0.0
         self._pidfd = os.pidfd_open(process.pid)
         self._loop.add_reader(self._pidfd, self._on_exit)
 
@@ -164,6 +141,21 @@ class IsolatedProcess:
         """A call has left it in doubt: it should be given no further one."""
         return self._is_dirty
 
+    @property
+    def ended_itself(self) -> bool:
+        """It is over, and not because it was told to."""
+        return self._ended_itself
+
+    @property
+    def ended_at(self) -> float:
+        """When it ended, by the loop's clock; only for one that has."""
+        return self._ended_at
+
+    @property
+    def how(self) -> str:
+        """How it ended; "" until it has."""
+        return self._reason
+
     async def over(self) -> str:
         """Wait until it has ended, or has been given up; returns how."""
         await self._over.wait()
@@ -171,9 +163,17 @@ class IsolatedProcess:
 
     # --- its life ------------------------------------------------------------------------------
 
-    async def load(self, start: IsolatedStart) -> None:
-        """Let it load the stage; raises ``StageNotLoaded``, or ``ProcessEnded`` if it dies of that."""
+    async def load(self, start: IsolatedStart, gate: asyncio.Semaphore | None = None) -> None:
+        """Let it load the stage; raises ``StageNotLoaded``, or ``ProcessEnded`` if it dies of that.
+
+        The setup is held back until ``gate`` is open, and holds it until it is done or passes it on.
+        """
         self._channel.send(self._channel.prepare(start))
+        if gate is not None:
+            await asyncio.wait({self._waiting, self._ready}, return_when=asyncio.FIRST_COMPLETED)
+            async with gate:
+                self._channel.send(self._channel.prepare(IsolatedGo()))
+                await asyncio.wait({self._passed, self._ready}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.shield(self._ready)
 
     async def serve(self) -> None:
@@ -245,6 +245,7 @@ class IsolatedProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         if not self._exited.is_set():
+            self._signals.add(number)
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
@@ -255,6 +256,8 @@ class IsolatedProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         status = self._process.wait()
+        self._ended_at = self._loop.time()
+        self._ended_itself = not self._is_ending or -status not in {0, *self._signals}
         self._reason = self._reason or _describe(status)
         self._exited.set()
         if not self._is_ending:
@@ -279,50 +282,54 @@ class IsolatedProcess:
         on_sent: Callable[[], None],
         stopped: Callable[[], OnePieceError | None],
     ) -> Answer:
-        """Run the stage's body there.
-
-        Args:
-            header: Makes the call's header from its number.
-            values: The arguments; may lie in memory that is given back later.
-            size: About how many bytes they are.
-            progress: Told what the body reports.
-            on_sent: Called when ``values`` are needed no longer.
-            stopped: Asked on cancellation why the call is to stop.
-
-        Raises:
-            ProcessEnded: It ended before it answered.
-            CodecError: The arguments cannot be sent.
-
-        If the caller is cancelled, the call is stopped, and its end is waited for; if that takes longer
-        than the bound, the process is ended.
-        """
+        """Run the stage's body; see ``StageProcess``."""
         self._has_worked = True
         number = next(self._numbers)
-        outgoing = await self._channel.prepare_in_thread(header(number), values, size)
+        outgoing = await self.prepare(header(number), values, size)
         on_sent()
         if self.is_over:
             raise ProcessEnded(await self.over())
-        call = self._calls[number] = _Call(progress)
-        self._channel.send(outgoing)
+        answer = self.begin(number, outgoing, progress)
         del outgoing
         try:
-            return await asyncio.shield(call.answer)
+            return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            await self._stop(number, call, stopped())
+            await self._stop(number, answer, stopped())
             raise
         finally:
-            del self._calls[number]
-            self._quiet.notify()
+            self.forget(number)
 
-    async def _stop(self, number: int, call: _Call, reason: OnePieceError | None) -> None:
+    async def prepare(self, header: IsolatedCall, values: Mapping[str, Any], size: int) -> Outgoing:
+        """Lay out a call, in a thread if it is large; raises ``CodecError`` if that cannot be."""
+        return await self._channel.prepare_in_thread(header, values, size)
+
+    def begin(self, number: int, outgoing: Outgoing, progress: Progress) -> "asyncio.Future[Answer]":
+        """Send a call; its number stays taken until ``forget``. The future may be awaited, not cancelled."""
+        self._has_worked = True
+        call = self._calls[number] = _Call(progress)
+        if self._over.is_set():  # nobody takes what it says any more
+            call.answer.set_exception(ProcessEnded(self._reason))
+        self._channel.send(outgoing)
+        return call.answer
+
+    def forget(self, number: int) -> None:
+        """A call's answer is awaited no longer; one that comes is dropped."""
+        call = self._calls.pop(number)
+        if call.answer.done() and not call.answer.cancelled():
+            call.answer.exception()  # seen
+        self._quiet.notify()
+
+    async def _stop(
+        self, number: int, answer: "asyncio.Future[Answer]", reason: OnePieceError | None
+    ) -> None:
         is_leaving = reason is None or isinstance(reason, NodeLost)
         seconds = self._bounds.leave_seconds if is_leaving else self._bounds.stop_seconds
         told = reason or NodeLost("the stage's actor has to end")
         try:
-            if not call.answer.done():
+            if not answer.done():
                 self._channel.send(self._channel.prepare(IsolatedStop(number, told.to_wire())))
-                await asyncio.wait([call.answer], timeout=seconds)
-            if not call.answer.done():
+                await asyncio.wait([answer], timeout=seconds)
+            if not answer.done():
                 get_logger().warning(
                     "isolated_call_does_not_stop",
                     stage=self._stage,
@@ -332,11 +339,9 @@ class IsolatedProcess:
                 self._reason = f"was ended, as a call ignored its cancellation for {seconds:g} s"
                 await self.end()
         finally:
-            if not call.answer.done():
+            if not answer.done():
                 self._is_ending = True
                 self._signal(signal.SIGKILL)
-            elif not call.answer.cancelled():
-                call.answer.exception()  # seen
 
     def _take(self, received: Received) -> None:
         match received.header:
@@ -351,8 +356,11 @@ class IsolatedProcess:
                 if call is not None and not call.answer.done():
                     call.answer.set_result(Answer(received.header, received.values, received.body.nbytes))
             case IsolatedReady():
-                if not self._ready.done():
-                    self._ready.set_result(None)
+                _settle(self._ready)
+            case IsolatedWaiting():
+                _settle(self._waiting)
+            case IsolatedPass():
+                _settle(self._passed)
             case IsolatedRefusal(error=error, traceback=traceback):
                 if not self._ready.done():
                     refusal = StageNotLoaded(error)
@@ -370,6 +378,11 @@ class IsolatedProcess:
         for call in self._calls.values():
             if not call.answer.done():
                 call.answer.set_exception(ProcessEnded(reason))
+
+
+def _settle(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _event_kind(name: str) -> EventKind:
@@ -395,97 +408,3 @@ def _describe(status: int) -> str:
         name = f"signal {-status}"
     by_whom = " (by the kernel, if memory ran out)" if -status == signal.SIGKILL else ""
     return f"was killed by {name}{by_whom}"
-
-
-def child_device(device: str) -> str:
-    """What the node's device is called in a helper process, which sees no other of its kind."""
-    return "cuda:0" if device.startswith("cuda") else device
-
-
-def child_environment(device: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The node's environment; of its GPUs only the actor's own."""
-    narrowed = dict(environment)
-    kind, _, index = device.partition(":")
-    if kind == "cuda":
-        visible = [part.strip() for part in environment.get(_VISIBLE, "").split(",") if part.strip()]
-        narrowed[_VISIBLE] = visible[int(index)] if int(index) < len(visible) else index
-    return narrowed
-
-
-def _spawn(stage: str, device: str, bounds: IsolationBounds) -> IsolatedProcess:
-    """Start a helper; on the event loop's own thread, as the kernel watches over that one for it."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        try:
-            process = subprocess.Popen(  # noqa: S603 - our own module, by the interpreter that runs us
-                [
-                    *(sys.executable, "-P", "-c", _BOOT, _ROOT),
-                    *(stage, str(theirs.fileno()), str(os.getpid())),
-                ],
-                stdin=subprocess.DEVNULL,
-                env=child_environment(device, os.environ),
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        except BaseException:
-            ours.close()
-            raise
-    try:
-        return IsolatedProcess(stage, process, ours, bounds)
-    except BaseException:  # no descriptor for watching it
-        ours.close()
-        process.kill()
-        process.wait()
-        raise
-
-
-@contextlib.asynccontextmanager
-async def _open_once(
-    stage: Stage[Any, Any, Any], device: str, node: str, bounds: IsolationBounds, tasks: asyncio.TaskGroup
-) -> AsyncIterator[IsolatedProcess]:
-    log_format, log_level = chosen()
-    start = IsolatedStart(
-        stage=stage.key,
-        signature=stage.spec.signature,
-        device=child_device(device),
-        node=node,
-        import_paths=tuple(sys.path),
-        log_format=log_format,
-        log_level=log_level,
-    )
-    process = _spawn(stage.key, device, bounds)
-    serving = tasks.create_task(process.serve(), name=f"process of {stage.key}")
-    try:
-        await process.load(start)
-        yield process
-    finally:
-        try:
-            await process.end()
-            await asyncio.wait([serving])
-        finally:
-            process.close()
-
-
-@contextlib.asynccontextmanager
-async def open_isolated(
-    stage: Stage[Any, Any, Any], device: str, node: str, bounds: IsolationBounds, tasks: asyncio.TaskGroup
-) -> AsyncIterator[IsolatedProcess]:
-    """Start a helper process and load the stage in it; the process ends with the context.
-
-    One that dies while it loads is started again, a bounded number of times. Raises ``StageNotLoaded``
-    if the module or the setup raises, ``ProcessEnded`` if it dies each time, ``OSError`` if the system
-    gives no process.
-    """
-    async with contextlib.AsyncExitStack() as stack:
-        pause = bounds.pause_seconds
-        for start in range(1, ISOLATED_STARTS_MAX + 1):
-            try:
-                process = await stack.enter_async_context(_open_once(stage, device, node, bounds, tasks))
-                break
-            except ProcessEnded as ended:
-                if start == ISOLATED_STARTS_MAX:
-                    raise ProcessEnded(f"{ended}, {start} times in a row, while it loaded") from ended
-                get_logger().warning("isolated_process_died_loading", stage=stage.key, how=str(ended))
-            await asyncio.sleep(pause)
-            pause *= 2
-        yield process

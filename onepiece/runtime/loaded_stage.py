@@ -3,12 +3,13 @@
 The whole life of a setup, from its first line to its last, runs in one task of the loop on which the
 stage's body runs, so that a setup may hold task groups, cancel scopes and connections open across its
 ``yield``. That of an isolated stage runs in a helper process instead; what is its state there is for the
-node the process itself.
+node the process itself, or all of them for a stage on several devices.
 """
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from onepiece._bounded import described
@@ -16,25 +17,34 @@ from onepiece.context import StageContext
 from onepiece.graph import Isolation
 from onepiece.log import get_logger
 from onepiece.runtime.devices import DeviceThreads, is_cancelled
-from onepiece.runtime.isolated_process import IsolatedProcess, IsolationBounds, open_isolated
+from onepiece.runtime.isolated_start import Surroundings, open_isolated
+from onepiece.runtime.rank_group import open_ranks
+from onepiece.runtime.stage_process import StageProcess
 from onepiece.stage import Stage
 
 
 class LoadedStage:
-    """One life of a stage's setup; make a new one to load again."""
+    """One life of a stage's setup; make a new one to load again.
+
+    Args:
+        stage: The stage.
+        threads: Those of its (first) device, for a stage in this process.
+        around: For a stage in a process of its own, or in several.
+        devices: Those of a stage on several.
+    """
 
     def __init__(
         self,
         stage: Stage[Any, Any, Any],
         threads: DeviceThreads,
-        tasks: asyncio.TaskGroup,
-        bounds: IsolationBounds | None = None,
+        around: Surroundings,
+        devices: Sequence[str] = (),
     ) -> None:
         self._stage = stage
         self._threads = threads
-        self._tasks = tasks
-        self._bounds = bounds or IsolationBounds()
-        self._process: IsolatedProcess | None = None
+        self._around = around
+        self._devices = devices
+        self._process: StageProcess | None = None
         self._node_loop = asyncio.get_running_loop()
         self._state: asyncio.Future[Any] = self._node_loop.create_future()
         self._unload: Callable[[], object] | None = None
@@ -43,11 +53,11 @@ class LoadedStage:
     async def load(self, context: StageContext[None]) -> Any:
         """Run the setup up to its ``yield``; returns the state, raises what it raised.
 
-        For an isolated stage: returns its ``IsolatedProcess``, raises as ``open_isolated``.
+        For an isolated stage: returns its ``StageProcess``, raises as ``open_isolated``.
 
         Cancellation: the setup is cancelled too, and waited for.
         """
-        self._task = self._tasks.create_task(self._live(context), name=f"setup {self._stage.name}")
+        self._task = self._around.tasks.create_task(self._live(context), name=f"setup {self._stage.name}")
         try:
             return await asyncio.shield(self._state)
         except asyncio.CancelledError:
@@ -87,7 +97,7 @@ class LoadedStage:
                 case Isolation.THREAD:
                     await self._threads.run_stage(lambda: self._hold(context))
                 case Isolation.PROCESS:
-                    await self._hold_process(context.node)
+                    await self._hold_process()
         except asyncio.CancelledError:
             self._state.cancel()
             raise
@@ -110,14 +120,19 @@ class LoadedStage:
                 raise
             raise _as_exception(error) from error  # the setup's own
 
-    async def _hold_process(self, node: str) -> None:
+    async def _hold_process(self) -> None:
         unload = asyncio.Event()
         self._unload = unload.set
-        async with open_isolated(self._stage, self._threads.name, node, self._bounds, self._tasks) as process:
+        async with self._opened() as process:
             self._process = process
             self._loaded(process)
             await unload.wait()
             await process.unload()
+
+    def _opened(self) -> AbstractAsyncContextManager[StageProcess]:
+        if self._stage.spec.is_collaborative:
+            return open_ranks(self._stage, self._devices, self._around)
+        return open_isolated(self._stage, self._threads.name, self._around)
 
     def _loaded(self, state: Any) -> None:
         if not self._state.done():

@@ -25,6 +25,7 @@ from typing import Any
 from onepiece.codec import encode_control
 from onepiece.errors import NodeUnreachable, PayloadTooLarge
 from onepiece.limits import (
+    CONSUMED_PER_MESSAGE_MAX,
     CONTROL_BATCH_BYTES_MAX,
     CONTROL_QUEUE_MAX,
     EXPORTED_BYTES_MAX,
@@ -32,7 +33,7 @@ from onepiece.limits import (
     REPORTS_QUEUED_MAX,
 )
 from onepiece.log import get_logger
-from onepiece.messages import KIND_CONTROL
+from onepiece.messages import KIND_CONTROL, Consumed
 from onepiece.runtime.reports import Report, ReportQueue
 from transports import (
     Address,
@@ -49,6 +50,8 @@ from transports import (
     transport_for,
 )
 
+TakenOutput = tuple[str, str, str]
+"""UID, source and target."""
 Lost = Callable[[], Coroutine[Any, Any, None]]
 Taken = Callable[[], None]
 OpenLink = Callable[[str], AbstractAsyncContextManager[Sender]]
@@ -73,7 +76,9 @@ class _Link:
         self._under_way: OrderedDict[int, tuple[Lost | None, Taken | None]] = OrderedDict()
         """What to call when a message is lost, and when it is taken, by its number."""
         self._queue: OrderedDict[object, bytes] = OrderedDict()
+        """By what they replace, or by a number of their own."""
         self._reports = ReportQueue()
+        self._consumed: list[TakenOutput] = []
         self._wake = asyncio.Event()
         self._taken = asyncio.Event()
         self._serial = 0
@@ -93,7 +98,7 @@ class _Link:
     async def send(
         self, parts: Sequence[Bytes], kind: int, on_lost: Lost | None, on_taken: Taken | None
     ) -> None:
-        sender = await asyncio.shield(self.ready)
+        sender = self.ready.result() if self.ready.done() else await asyncio.shield(self.ready)
         number = await sender.send(parts, kind=kind)
         if on_lost is not None or on_taken is not None:
             self._under_way[number] = (on_lost, on_taken)
@@ -129,6 +134,13 @@ class _Link:
         else:
             self._set_alarm()
 
+    def consumed(self, output: TakenOutput) -> None:
+        self._consumed.append(output)
+        if len(self._consumed) >= CONSUMED_PER_MESSAGE_MAX:
+            self._post_reports()
+        else:
+            self._set_alarm()
+
     def _set_alarm(self) -> None:
         if self._alarm is None:
             loop = asyncio.get_running_loop()
@@ -141,16 +153,21 @@ class _Link:
             self._alarm = None
         for body in self._reports.take():
             self.post(body)
+        if self._consumed:
+            outputs, self._consumed = self._consumed, []
+            self.post(encode_control(Consumed(tuple(outputs))))
         self._wake.set()
 
     async def flushed(self) -> None:
         """Return when the queue is empty and all was taken, or the peer is lost."""
         self._post_reports()
+        if not (self.ready.done() or self._owes):
+            return  # nothing was sent either: the peer cannot be reached, and may never be
         await asyncio.wait([self.ready])
         if self.ready.cancelled() or self.ready.exception() is not None:
             return
         with contextlib.suppress(TransportError):
-            while self._queue and not self.stop.is_set():
+            while self._owes and not self.stop.is_set():
                 self._wake.set()
                 self._taken.clear()
                 await self._taken.wait()
@@ -158,9 +175,17 @@ class _Link:
         self._notice_taken(self.ready.result())
 
     @property
+    def _owes(self) -> bool:
+        """A message waits to be sent; if nobody is there yet, one that no newer one is going to replace."""
+        if self.ready.done():
+            return bool(self._queue)
+        return any(isinstance(key, int) for key in self._queue)
+
+    @property
     def is_quiet(self) -> bool:
         """Nothing waits to be sent, or to be taken; nor will it ever be, where the link has ended."""
-        return self.stop.is_set() or not (self._queue or self._under_way or len(self._reports))
+        waits = self._owes or self._under_way or self._consumed or len(self._reports)
+        return self.stop.is_set() or not waits
 
     async def serve(self, opening: AbstractAsyncContextManager[Sender]) -> None:
         """Hold the sender open and send what is queued, until told to stop or the peer is lost."""
@@ -296,6 +321,16 @@ class Outbox:
             return
         self._link(address).report(report)
 
+    def consumed(self, address: str, output: TakenOutput) -> None:
+        """Tell a node that it need not retain this any more; never waits, and lingers as ``report`` does."""
+        handler = self._local.get(address)
+        if handler is not None:
+            asyncio.get_running_loop().call_soon(handler, Consumed((output,)))
+            return
+        if self._is_closing:
+            return
+        self._link(address).consumed(output)
+
     def deliver_locally(self, address: str, handler: Callable[[object], None]) -> None:
         """Hand control messages for this node's own ``address`` to ``handler``, without a ring."""
         self._local[address] = handler
@@ -304,7 +339,8 @@ class Outbox:
         """Return when no control message waits and every ring's consumer has taken what was sent.
 
         What is taken may let another control message begin its way, to whoever retained what it was made
-        from: so links are looked at until all are quiet.
+        from: so links are looked at until all are quiet. Where nobody is there yet, heartbeats and the like,
+        of which a newer one replaces the older, are not waited for: that might be without end.
         """
         while True:
             for link in list(self._links.values()):

@@ -28,6 +28,7 @@ from onepiece.messages import StageInput
 from onepiece.profiles import WorkflowProfile
 from onepiece.runtime.devices import DeviceThreads, open_device_threads, torch_name
 from onepiece.runtime.isolated_process import IsolatedProcess
+from onepiece.runtime.isolated_start import Surroundings
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import Held, StageTask, constants_of
 from onepiece.runtime.result_targets import input_targets, targets_of
@@ -35,6 +36,7 @@ from onepiece.runtime.task_worker import RunningStage, TaskWorker
 from onepiece.workflow import Workflow
 
 _UID: Final = "00000000000000000000000000"
+_NODE: Final = "profile"
 _CLOSE_SECONDS: Final = 10.0
 SAMPLES_MAX: Final = 10_000
 
@@ -148,7 +150,7 @@ class _Profiler:
             for key, stage in self.workflow.stages.items():
                 self.options.told(f"loading {stage.name}")
                 before = self._memory(None)[0]
-                life = LoadedStage(stage, self.threads, self.tasks)
+                life = LoadedStage(stage, self.threads, Surroundings(_NODE, self.tasks))
                 stack.push_async_callback(life.unload)
                 started = time.monotonic()
                 try:
@@ -214,7 +216,7 @@ class _Profiler:
             device=torch_name(self.threads.name),
             uid=_UID,
             stage=node,
-            node="profile",
+            node=_NODE,
             threads=self.threads,
             progress=lambda _kind, _detail: None,
         )

@@ -45,7 +45,10 @@ class Held:
 
 @define(eq=False)
 class StageTask:
-    """A graph node of a request; ready when every source has arrived."""
+    """A graph node of a request; ready when every source has arrived.
+
+    What is asked of its inputs together is brought up to date as each comes in: a hop is short.
+    """
 
     uid: str
     workflow: str
@@ -54,32 +57,28 @@ class StageTask:
     constants: Mapping[str, Any] = field(factory=dict)
     """Parameters whose values stand in the workflow's own text."""
     held: dict[str, Held] = field(factory=dict)
+    arrived_at: float = 0.0
+    """When the last input came in."""
+    attempt: int = 0
+    """How often this stage has been given its inputs, as far as its inputs say."""
+    is_repeat: bool = False
+    """Nodes may have died of it."""
+    received_bytes: int = 0
+    """Bytes of all its messages."""
     _is_released: bool = False
+
+    def take(self, held: Held) -> None:
+        """An input has come in."""
+        self.held[held.header.source] = held
+        self.arrived_at = max(self.arrived_at, held.arrived_at)
+        self.attempt = max(self.attempt, held.attempt)
+        self.is_repeat = self.is_repeat or held.is_repeat
+        self.received_bytes += held.length
 
     @property
     def is_ready(self) -> bool:
         """All inputs are here."""
         return self.held.keys() == self.sources
-
-    @property
-    def arrived_at(self) -> float:
-        """When the last input came in."""
-        return max(held.arrived_at for held in self.held.values())
-
-    @property
-    def attempt(self) -> int:
-        """How often this stage has been given its inputs, as far as its inputs say."""
-        return max(held.attempt for held in self.held.values())
-
-    @property
-    def is_repeat(self) -> bool:
-        """Nodes may have died of it."""
-        return any(held.is_repeat for held in self.held.values())
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes of all its messages."""
-        return sum(held.length for held in self.held.values())
 
     @property
     def trail(self) -> Trail:
@@ -139,7 +138,7 @@ class RequestScheduler:
         if len(stage_task.held) + 1 < len(sources):
             held = self._copied_out(held)
             self._joining[key] = stage_task
-        stage_task.held[header.source] = held
+        stage_task.take(held)
         if not stage_task.is_ready:
             return None
         if self._joining.pop(key, None) is not None:

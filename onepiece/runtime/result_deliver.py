@@ -90,6 +90,7 @@ class ResultDeliver:
             left = give_up_at - loop.time()
             if left <= 0:
                 raise self._undeliverable(letter.target, last)
+            await asyncio.sleep(0)  # a timeout belongs to a task; this may have begun without one (``begin``)
             try:
                 async with asyncio.timeout(min(left, 1.0)):
                     await changed.wait()

@@ -10,7 +10,7 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from onepiece.codec import Packed, pack, select, value_to_bytes
-from onepiece.graph import INPUTS, FromInput, FromStage, WorkflowGraph
+from onepiece.graph import INPUTS, FromInput, WorkflowGraph
 from onepiece.messages import STORE, ResultInput, StageInput, Trail
 from onepiece.record_messages import RequestRecord
 from onepiece.types import Kind
@@ -81,29 +81,21 @@ def targets_of(
     What goes to one graph node is one message: it is retained only if each of its parts may be.
     """
     found: dict[str, Target] = {}
-    for node in graph.nodes:
-        sources = {
-            name: source
-            for name, source in node.inputs.items()
-            if isinstance(source, FromStage) and source.node == header.node
-        }
-        if sources:
-            is_retained = all(source.is_retained for source in sources.values())
-            onward = StageInput(
-                uid=header.uid,
-                workflow=header.workflow,
-                node=node.id,
-                source=header.node,
-                owner=header.owner,
-                received_at=header.received_at,
-                deadline_at=header.deadline_at,
-                sent_at=now,
-                joins=header.joins,
-                trail=trail,
-                retained_by=retained_by if is_retained else None,
-            )
-            parts = {name: source.path for name, source in sources.items()}
-            found[node.id] = StageTarget(onward, node.stage, parts, is_retained)
+    for use in graph.uses(header.node):
+        onward = StageInput(
+            uid=header.uid,
+            workflow=header.workflow,
+            node=use.node.id,
+            source=header.node,
+            owner=header.owner,
+            received_at=header.received_at,
+            deadline_at=header.deadline_at,
+            sent_at=now,
+            joins=header.joins,
+            trail=trail,
+            retained_by=retained_by if use.is_retained else None,
+        )
+        found[use.node.id] = StageTarget(onward, use.node.stage, use.parts, use.is_retained)
     if graph.output.node == header.node:
         is_retained = graph.output.is_retained
         result = ResultInput(
@@ -122,13 +114,7 @@ def targets_of(
 
 def retained_targets(graph: WorkflowGraph, node_id: str) -> set[str]:
     """Where the value of a graph node goes that retains what it sends, by graph node (or ``STORE``)."""
-    found: set[str] = set()
-    for node in graph.nodes:
-        sources = [
-            each for each in node.inputs.values() if isinstance(each, FromStage) and each.node == node_id
-        ]
-        if sources and all(source.is_retained for source in sources):
-            found.add(node.id)
+    found = {use.node.id for use in graph.uses(node_id) if use.is_retained}
     if graph.output.node == node_id and graph.output.is_retained:
         found.add(STORE)
     return found

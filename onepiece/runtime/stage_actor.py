@@ -37,12 +37,14 @@ from onepiece.errors import NodeLost, OnePieceError, StageFailed
 from onepiece.graph import StageSpec
 from onepiece.limits import ISOLATED_STARTS_MAX
 from onepiece.log import get_logger
-from onepiece.messages import Consumed, StageInput, StageReport
+from onepiece.messages import StageInput, StageReport
 from onepiece.requests import EventKind
+from onepiece.runtime.beginning import begin
 from onepiece.runtime.checkpoints import keep_outputs
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.intake import Intake
+from onepiece.runtime.isolated_start import Surroundings
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import RequestScheduler, StageTask
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
@@ -55,6 +57,11 @@ from transports import Geometry, Receiver
 
 _SLOTS: Final = 1024
 _CHECKPOINT: Final = "@checkpoint"
+
+
+def _always() -> bool:
+    """What is not retained is wanted for as long as it can be sent."""
+    return True
 
 
 @define(eq=False)
@@ -71,16 +78,13 @@ class _Shipment:
     targets: Mapping[str, Target]
     packed: Mapping[str, Packed]
     report: StageReport
-
-    @property
-    def length(self) -> int:
-        """Bytes of all messages."""
-        return sum(packed.length for packed in self.packed.values())
+    length: int
+    """Bytes of all messages."""
 
 
 @define(eq=False)
 class StageActor:
-    """One stage on one device of this node."""
+    """One stage on one device of this node, or on several of them together."""
 
     actor_id: int
     stage: Stage[Any, Any, Any]
@@ -89,10 +93,13 @@ class StageActor:
     state: ActorState = ActorState.LOADING
     address: str = ""
     error: str | None = None
+    devices: tuple[str, ...] = ()
+    """Those of a stage on several; the first is that of ``threads``."""
     _scheduler: RequestScheduler = field(init=False)
     _running: dict[tuple[str, str], _Running] = field(factory=dict)
     _intake: Intake = field(init=False)
     _reporter: StageReporter = field(init=False)
+    _worker: TaskWorker = field(init=False)
     _leaving: int = 0
     """Stage tasks whose outputs are just being sent."""
     _computed: set[tuple[str, str]] = field(factory=set)
@@ -111,6 +118,7 @@ class StageActor:
         self._scheduler = RequestScheduler(self.env.join_bytes)
         self._work_done = StageWork(concurrency=self.spec.concurrency)
         self._reporter = StageReporter(self.actor_id, self.env)
+        self._worker = TaskWorker(self.stage, self.threads)
         self._intake = Intake(
             self.actor_id,
             self.stage.key,
@@ -132,7 +140,7 @@ class StageActor:
         return ActorReport(
             actor_id=self.actor_id,
             stage=self.stage.key,
-            devices=(self.threads.name,),
+            devices=self.devices or (self.threads.name,),
             state=self.state,
             address=self.address,
             queued=self._scheduler.queued + self._scheduler.joining,
@@ -206,7 +214,8 @@ class StageActor:
 
     async def _load(self, tasks: asyncio.TaskGroup) -> bool:
         context = self._context("", deadline_at=None, stage=self.spec.name)
-        self._loaded = LoadedStage(self.stage, self.threads, tasks)
+        around = Surroundings(self.env.node_id, tasks, load_gate=self.env.load_gate)
+        self._loaded = LoadedStage(self.stage, self.threads, around, self.devices)
         begun_at = self.env.monotonic()
         try:
             self._loaded_state = await self._loaded.load(context)
@@ -329,8 +338,7 @@ class StageActor:
         assert task is not None
         running = self._running[stage_task.uid, stage_task.node] = _Running(stage_task, context, task)
         try:
-            worker = TaskWorker(self.stage, self.threads)
-            outcome = await worker.execute(
+            outcome = await self._worker.execute(
                 stage_task, context, package, lambda error: self._reporter.broke(header, error), announce
             )
         finally:
@@ -370,7 +378,10 @@ class StageActor:
         self._leaving += 1
         self._computed.add(key)
         self.env.retainer.sending(shipment.length)
-        tasks.create_task(ship(), name=f"send on {key}").add_done_callback(shipped)
+        if self.spec.checkpoint or len(shipment.targets) > 1:  # it enters a task group at once
+            tasks.create_task(ship()).add_done_callback(shipped)
+            return
+        begin(ship(), tasks, shipped)
 
     async def _send_on(self, stage_task: StageTask, shipment: "_Shipment", deliver: ResultDeliver) -> None:
         """Retain the outputs, send them, and tell those who retain the inputs once all are taken.
@@ -390,22 +401,40 @@ class StageActor:
         letters = {}
         for name, target in shipment.targets.items():
             packed = shipment.packed[name]
-            letter = Letter(target, packed.parts, stage_task.attempt, functools.partial(settle, name))
+            is_wanted: Callable[[], bool] = _always
             if target.is_retained:
                 key = OutputKey(stage_task.uid, stage_task.node, name)
                 self.env.retainer.hold(key, target, packed)
-                letter = evolve(letter, is_wanted=functools.partial(self.env.retainer.holds, key))
-            letters[name] = letter
+                is_wanted = functools.partial(self.env.retainer.holds, key)
+            on_taken = functools.partial(settle, name)
+            letters[name] = Letter(target, packed.parts, stage_task.attempt, on_taken, is_wanted)
         self._intake.done(stage_task)
+        if self.spec.checkpoint:
+            heading = await self._deliver_and_checkpoint(stage_task, shipment, deliver, letters, settle)
+        else:
+            heading = await deliver.deliver(letters)
+        report = shipment.report
+        detail = {**report.detail, "sent_bytes": shipment.length}
+        finished = self._reporter.report_of(
+            stage_task, report.started_at, report.finished_at, detail, heading
+        )
+        self.env.report(stage_task.header.owner, finished)
+
+    async def _deliver_and_checkpoint(
+        self,
+        stage_task: StageTask,
+        shipment: "_Shipment",
+        deliver: ResultDeliver,
+        letters: Mapping[str, Letter],
+        settle: Callable[[str], None],
+    ) -> Mapping[str, str]:
         try:
             async with asyncio.TaskGroup() as sends:
-                if self.spec.checkpoint:
-                    sends.create_task(self._checkpoint(stage_task, shipment, settle))
+                sends.create_task(self._checkpoint(stage_task, shipment, settle))
                 heading = await deliver.deliver(letters)
         except* OnePieceError as errors:
             raise errors.exceptions[0] from errors
-        detail = {**shipment.report.detail, "sent_bytes": shipment.length}
-        self.env.report(stage_task.header.owner, evolve(shipment.report, detail=detail, heading=heading))
+        return heading
 
     async def _checkpoint(
         self, stage_task: StageTask, shipment: "_Shipment", settle: Callable[[str], None]
@@ -421,11 +450,8 @@ class StageActor:
     def _consumed(self, stage_task: StageTask) -> None:
         for held in stage_task.held.values():
             if held.header.retained_by is not None:
-                self.env.outbox.post(
-                    held.header.retained_by,
-                    Consumed(stage_task.uid, held.header.source, stage_task.node),
-                    lingers=True,
-                )
+                taken = (stage_task.uid, held.header.source, stage_task.node)
+                self.env.outbox.consumed(held.header.retained_by, taken)
 
     def _package(
         self, stage_task: StageTask, value: Any, started_at: float, compute_seconds: float
@@ -438,14 +464,14 @@ class StageActor:
             ),
             "received_bytes": stage_task.received_bytes,
             "compute_seconds": compute_seconds,
-            "device": self.threads.name,
+            "device": ", ".join(self.devices) or self.threads.name,
         }
         report = self._reporter.report_of(stage_task, started_at, now, detail)
         graph = self.env.routes.graphs[stage_task.workflow]
         trail = {**stage_task.trail, stage_task.node: encode_control(report)}
         targets = targets_of(graph, stage_task.header, trail, self.env.control_address, now)
         packed = {name: target.pack(value) for name, target in targets.items()}
-        return _Shipment(targets, packed, report)
+        return _Shipment(targets, packed, report, sum([each.length for each in packed.values()]))
 
     def stop_request(self, uid: str, reason: OnePieceError) -> None:
         """Drop what is queued for the request, interrupt what runs, refuse what comes later."""
@@ -487,7 +513,6 @@ class StageActor:
             deadline_at=deadline_at,
             threads=self.threads,
             progress=progress,
-            log=get_logger(stage=stage, request=uid, node=self.env.node_id),
             now=self.env.now,
             monotonic=self.env.monotonic,
         )

@@ -28,6 +28,7 @@ class StageReporter:
         started_at: float | None = None,
         finished_at: float | None = None,
         detail: Mapping[str, Any] | None = None,
+        heading: Mapping[str, str] | None = None,
     ) -> StageReport:
         """How far a stage task is: queued, and, as far as that is so, started and finished."""
         return StageReport(
@@ -40,6 +41,7 @@ class StageReporter:
             started_at,
             finished_at,
             detail or {},
+            heading or {},
         )
 
     def done_again(self, header: StageInput, heading: Mapping[str, str]) -> None:

@@ -8,13 +8,15 @@ actor is loaded anew before the next stage task (``Outcome.is_dirty``).
 A cancelled or late stage task is interrupted in two ways: its coroutine is cancelled, and ``ctx.report``
 raises in whatever thread calls it next. A blocking call that does neither runs to its end; nothing
 else of this device runs meanwhile. Only a stage with a process of its own (``isolated_process``) is
-rid of such a call: the process is ended, and a new one takes the next stage task.
+rid of such a call: the process is ended, and a new one takes the next stage task. One on several devices
+(``rank_group``) has a process on each, and all of them end for any of these reasons.
 """
 
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
+from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
 
 from attrs import define, field, frozen
@@ -23,23 +25,20 @@ from onepiece._bounded import described, kind_name, trace_of
 from onepiece.codec import CodecError, materialise
 from onepiece.context import Arguments, Result, StageContext
 from onepiece.errors import DeadlineExceeded, OnePieceError, Rejected, RequestFailed, StageFailed, plainly
-from onepiece.graph import Isolation, StageSpec, check_value
+from onepiece.graph import Isolation, Parameter, StageSpec, check_value
 from onepiece.log import get_logger
 from onepiece.reporting import preview_of, reportable
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, is_cancelled, torch_name
 from onepiece.runtime.isolated_channel import IsolatedCall, IsolatedError, IsolatedReturn
-from onepiece.runtime.isolated_process import Answer, IsolatedProcess, ProcessEnded
 from onepiece.runtime.request_scheduler import StageTask
+from onepiece.runtime.stage_process import Answer, ProcessEnded, Progress, StageProcess
 from onepiece.stage import Stage
 
 _COPIED_HERE_BYTES_MAX: Final = 64 << 10
 _DIRTY: Final = (SystemExit, KeyboardInterrupt, MemoryError)
 
 Clock = Callable[[], float]
-
-Progress = Callable[[EventKind, Mapping[str, Any]], None]
-
 
 Shipment = TypeVar("Shipment")
 
@@ -69,10 +68,13 @@ class RunningStage(StageContext[Any]):
     deadline_at: float | None = None
     threads: DeviceThreads
     progress: Progress
-    log: Any = field(factory=get_logger)
     now: Clock = time.time
     """The wall clock, by which the deadline is given."""
     monotonic: Clock = time.monotonic
+    rank: int = 0
+    world_size: int = 1
+    join: Callable[[], Any] | None = None
+    """Makes the group of the ranks, or gives the one that is there."""
     started_at: float = field(init=False)
     is_dirty: bool = False
     """The stage task left its module in any state, whatever its outcome says."""
@@ -88,10 +90,26 @@ class RunningStage(StageContext[Any]):
         """The deadline on the monotonic clock, so that a clock that is set does not move it."""
         return None if self.deadline_at is None else self.monotonic() + self.deadline_at - self.now()
 
+    @cached_property
+    def log(self) -> Any:  # type: ignore[override]  # no stage sets it
+        """Made on first use: most stage tasks log nothing."""
+        rank = {} if self.world_size == 1 else {"rank": self.rank}
+        return get_logger(stage=self.stage, request=self.uid, node=self.node, **rank)
+
     @property
     def state(self) -> Any:
         """What ``setup`` yielded."""
         return self.state_value
+
+    @property
+    def group(self) -> Any:
+        """The group of the ranks; blocks until all have asked for it."""
+        return None if self.join is None else self.join()
+
+    @property
+    def where(self) -> str:
+        """The node, and the rank if there are several."""
+        return self.node if self.world_size == 1 else f"{self.node}, rank {self.rank} of {self.world_size}"
 
     @property
     def deadline(self) -> float | None:
@@ -161,10 +179,11 @@ class TaskWorker:
 
     stage: Stage[Any, Any, Any]
     threads: DeviceThreads
+    spec: StageSpec = field(init=False)
+    """The stage's schema."""
 
-    @property
-    def spec(self) -> StageSpec:
-        """The stage's schema."""
+    @spec.default
+    def _spec(self) -> StageSpec:
         return self.stage.spec
 
     async def execute(
@@ -183,17 +202,12 @@ class TaskWorker:
         What was told to stop (``context.stop``) ends by cancelling the asyncio task that runs this; the
         cancellation is taken back then and becomes the outcome, also if the function swallowed it.
         """
-        bound = self._seconds_left(context)
-        loop = asyncio.get_running_loop()
-        over = None if bound is None else loop.call_later(bound, self._is_over, context, on_late)
+        over = self._set_bound(context, on_late)
         try:
-            async with asyncio.timeout(bound):
-                if announce is not None:
-                    await announce()
-                outcome = await self._run_where_it_belongs(stage_task, context, package)
+            if announce is not None:
+                await announce()
+            outcome = await self._run_where_it_belongs(stage_task, context, package)
             return _stopped(context) or outcome
-        except TimeoutError:
-            return Outcome(error=self._late(context), is_dirty=_is_dirty(context))
         except asyncio.CancelledError as error:
             if not is_cancelled():  # nobody's but the function's own
                 return Outcome(error=self._failed(context, error))
@@ -213,18 +227,13 @@ class TaskWorker:
     ) -> Outcome[Shipment]:
         match self.spec.isolation:
             case Isolation.LOOP:
-                return await self._on_loop(stage_task, context, package)
+                arguments = self._arguments_or_error(stage_task, context)
+                stage_task.release()
+                return await self._run(arguments, context, package)
             case Isolation.THREAD:
                 return await self._on_thread(stage_task, context, package)
             case Isolation.PROCESS:
                 return await self._in_process(stage_task, context, package)
-
-    async def _on_loop(
-        self, stage_task: StageTask, context: RunningStage, package: Package[Shipment]
-    ) -> Outcome[Shipment]:
-        arguments = self._arguments_or_error(stage_task, context)
-        stage_task.release()
-        return await self._run(arguments, context, package)
 
     async def _on_thread(
         self, stage_task: StageTask, context: RunningStage, package: Package[Shipment]
@@ -248,13 +257,16 @@ class TaskWorker:
     ) -> Outcome[Shipment]:
         """Nothing is copied on this loop: arguments and values pass through it as they lie in messages."""
         process = context.state_value
-        assert isinstance(process, IsolatedProcess)
+        assert isinstance(process, StageProcess)
         try:
             answer = await process.call(
                 lambda number: IsolatedCall(
                     number, context.uid, context.stage, context.attempt, context.deadline_at
                 ),
-                {**stage_task.constants, **dict(self._received(stage_task))},
+                {
+                    **stage_task.constants,
+                    **{parameter.name: value for parameter, value in self._received(stage_task)},
+                },
                 stage_task.received_bytes,
                 progress=context.progress,
                 on_sent=stage_task.release,
@@ -270,28 +282,46 @@ class TaskWorker:
         except CodecError as error:
             return Outcome(error=self._failed(context, error))
 
-    def _is_over(self, context: RunningStage, on_late: Callable[[OnePieceError], None]) -> None:
-        """Tell everybody; a blocking call that is out of time learns so from its next ``report``."""
-        error = self._late(context)
-        context.stop(error)
-        on_late(error)
+    def _set_bound(
+        self, context: RunningStage, on_late: Callable[[OnePieceError], None]
+    ) -> asyncio.TimerHandle | None:
+        """When the time is over, tell everybody and cancel the task that runs this.
+
+        A blocking call that is out of time learns so from its next ``report``.
+        """
+        bound = self._seconds_left(context)
+        if bound is None:
+            return None
+        task = asyncio.current_task()
+        assert task is not None
+
+        def is_over() -> None:
+            error = self._late(context)
+            was_stopped = context.cancelled
+            context.stop(error)
+            on_late(error)
+            if not was_stopped:  # else it was cancelled for another reason, and waits for its end
+                task.cancel()
+
+        return asyncio.get_running_loop().call_later(bound, is_over)
 
     def _seconds_left(self, context: RunningStage) -> float | None:
-        bounds = [] if self.spec.timeout_seconds is None else [self.spec.timeout_seconds]
-        if context.deadline is not None:
-            bounds.append(max(0.0, context.deadline))
-        return min(bounds, default=None)
+        bound, left = self.spec.timeout_seconds, context.deadline
+        if left is None:
+            return bound
+        left = max(0.0, left)
+        return left if bound is None else min(bound, left)
 
     def _late(self, context: RunningStage) -> OnePieceError:
         if self.spec.timeout_seconds is None or (context.deadline is not None and context.deadline <= 0):
             return DeadlineExceeded(
-                f"request {context.uid} passed its deadline in {context.stage}",
+                f"request {context.uid} passed its deadline in {context.stage}{_hangs(context)}",
                 uid=context.uid,
                 stage=context.stage,
             )
         return StageFailed(
             f"{context.stage} of request {context.uid} took longer than its timeout of "
-            f"{self.spec.timeout_seconds} s on {context.node}",
+            f"{self.spec.timeout_seconds} s on {context.node}{_hangs(context)}",
             uid=context.uid,
             stage=context.stage,
             node=context.node,
@@ -334,28 +364,30 @@ class TaskWorker:
             return self._failed(context, error)
 
     def _arguments(self, stage_task: StageTask) -> dict[str, Any]:
-        types = {parameter.name: parameter.type for parameter in self.spec.parameters}
+        device = torch_name(self.threads.name)
         arguments = dict(stage_task.constants)
-        for name, value in self._received(stage_task):
-            arguments[name] = materialise(value, types[name], torch_name(self.threads.name))
+        for parameter, value in self._received(stage_task):
+            arguments[parameter.name] = materialise(value, parameter.type, device)
         return arguments
 
-    def _received(self, stage_task: StageTask) -> Iterator[tuple[str, Any]]:
+    def _received(self, stage_task: StageTask) -> Iterator[tuple[Parameter, Any]]:
         """The values of all messages, as they lie there."""
         for held in stage_task.held.values():
             for name, value in held.values.items():
-                if self.spec.parameter(name) is None:
+                parameter = self.spec.parameter(name)
+                if parameter is None:
                     raise CodecError(f"{self.spec.signature} has no parameter {name!r}")
-                yield name, value
+                yield parameter, value
 
     def _failed(self, context: RunningStage, error: BaseException) -> OnePieceError:
         return StageFailed(
-            f"{context.stage} of request {context.uid} failed on {context.node}: {described(error)}",
+            f"{context.stage} of request {context.uid} failed on {context.where}: {described(error)}",
             uid=context.uid,
             stage=context.stage,
             node=context.node,
             cause=kind_name(error),
             traceback=trace_of(error),
+            **({} if context.world_size == 1 else {"rank": context.rank}),
         )
 
     def _process_ended(self, context: RunningStage, ended: ProcessEnded) -> OnePieceError:
@@ -365,6 +397,7 @@ class TaskWorker:
             stage=context.stage,
             node=context.node,
             cause="ProcessEnded",
+            **({} if ended.rank is None else {"rank": ended.rank}),
         )
 
     def _wrong_type(self, context: RunningStage, problem: str) -> OnePieceError:
@@ -399,8 +432,13 @@ def _own(error: BaseException) -> BaseException:
 
 def _is_dirty(context: RunningStage) -> bool:
     process = context.state_value
-    is_process_lost = isinstance(process, IsolatedProcess) and (process.is_over or process.is_dirty)
+    is_process_lost = isinstance(process, StageProcess) and (process.is_over or process.is_dirty)
     return context.is_dirty or is_process_lost
+
+
+def _hangs(context: RunningStage) -> str:
+    process = context.state_value
+    return process.hangs if isinstance(process, StageProcess) else ""
 
 
 async def _package_aside(package: Package[Shipment], answer: Answer, seconds: float) -> Shipment:

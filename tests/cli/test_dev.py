@@ -25,11 +25,12 @@ ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join([str(Path(onepiece.__path__[0]).parent), os.environ.get("PYTHONPATH", "")]),
 }
 OWN_STAGES = """
-from onepiece import StageContext, stage, workflow
+from onepiece import Cpu, StageContext, stage, workflow
 
-@stage
+@stage(resources=Cpu(count=2), merge="".join)
 async def reverse(ctx: StageContext[None], text: str) -> str:
-    return text[::-1]
+    half = len(text) // 2
+    return (text[half:], text[:half])[ctx.rank][::-1]
 
 @workflow
 def turn(text: str) -> str:
@@ -64,7 +65,10 @@ async def dev(directory: Path, *argv: str) -> AsyncIterator[asyncio.subprocess.P
 async def test_a_file_of_ones_own_is_served_and_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A module of the current directory runs, says how to try it, answers, and ends on Ctrl-C with 0."""
+    """A module of the current directory runs, says how to try it, answers, and ends on Ctrl-C with 0.
+
+    One of its stages works on two devices at once, which it finds here.
+    """
     (tmp_path / "my_stages.py").write_text(OWN_STAGES)
     http = f"127.0.0.1:{free_port()}"
     async with dev(tmp_path, "my_stages:turn", "--http", http) as process:

@@ -28,7 +28,7 @@ async def load(ctx: StageContext[None]) -> AsyncIterator[list[str]]:
 
 
 @stage(
-    resources=Gpu(memory_gib=1.5, count=2),
+    resources=Gpu(memory_gib=1.5),
     setup=load,
     timeout=60,
     instances=3,
@@ -39,6 +39,17 @@ async def loaded(ctx: StageContext[list[str]], image: Tensor) -> Tensor:
     """Use the state."""
     ctx.state.append("used")
     return image
+
+
+def sum_of(parts: list[int]) -> int:
+    """Of all ranks."""
+    return sum(parts)
+
+
+@stage(resources=Gpu(memory_gib=1.5, count=2), merge=sum_of)
+async def shared(ctx: StageContext[None], x: int) -> int:
+    """Each rank does its part."""
+    return x // ctx.world_size
 
 
 def test_a_bare_stage_has_the_defaults() -> None:
@@ -54,9 +65,27 @@ def test_a_bare_stage_has_the_defaults() -> None:
 def test_a_stage_states_its_needs() -> None:
     """What the decorator is told is in the spec, in base units."""
     spec = loaded.spec
-    assert spec.resources == Resources(ResourceKind.GPU, 3 << 29, 2)
+    assert spec.resources == Resources(ResourceKind.GPU, 3 << 29, 1)
     assert (spec.timeout_seconds, spec.instances, spec.concurrency) == (60.0, 3, 4)
     assert spec.isolation is Isolation.LOOP
+    assert not spec.is_collaborative
+
+
+def test_a_stage_on_several_devices_has_a_process_for_each() -> None:
+    """The memory is that of each device; one request at a time has them all."""
+    spec = shared.spec
+    assert spec.resources == Resources(ResourceKind.GPU, 3 << 29, 2)
+    assert spec.is_collaborative
+    assert spec.isolation is Isolation.PROCESS
+    assert shared.merge is sum_of
+    assert loaded.merge is None
+
+
+async def test_a_context_of_one_device_has_no_group() -> None:
+    """The same body runs on one device and on several."""
+    context = stage_context()
+    assert (context.rank, context.world_size, context.group) == (0, 1, None)
+    assert await shared.function(context, 4) == 4
 
 
 async def test_a_stage_is_the_plain_function_outside_workflows() -> None:
@@ -204,6 +233,11 @@ def test_a_wrong_function_is_refused(function: Callable[..., Any], words: str) -
     assert getattr(function, "__qualname__", "") in caught.value.message
 
 
+async def not_plain(parts: list[int]) -> int:
+    """A merge must not wait."""
+    return sum(parts)
+
+
 decorate: Any = stage
 """Without its types: the options below are wrong on purpose."""
 
@@ -223,6 +257,12 @@ decorate: Any = stage
         ({"resources": Gpu(memory_gib=-1)}, "memory_gib is -1"),
         ({"resources": Gpu(memory_gib=40 << 30)}, "it counts GiB"),
         ({"resources": Cpu(count=0)}, "count is 0"),
+        ({"merge": sum_of}, r"ask for them with resources=Gpu\(count=2\)"),
+        ({"resources": Cpu(count=2), "merge": 3}, "merge is 3; a plain function"),
+        ({"resources": Cpu(count=2), "merge": not_plain}, "a plain function of the list"),
+        ({"resources": Cpu(count=2), "isolation": "loop"}, "each of them has a process of its own"),
+        ({"resources": Gpu(count=2), "concurrency": 2}, "they work on one request together"),
+        ({"resources": Gpu(count=2)}, "define it at the top of one"),
         ({"setup": not_async}, "setup must be an 'async def' with one 'yield'"),
         ({"name": "no spaces"}, "the name 'no spaces'"),
         ({"name": "x" * 200}, "at most 128 characters"),

@@ -130,7 +130,8 @@ async def actor_rig(workflow: Workflow[Any, Any]) -> AsyncIterator[ActorRig]:
             on_change=lambda: states.append(actor.state),
             retainer=Retainer(table, None, tasks),
         )
-        actor = StageActor(1, stage, threads, env)
+        devices = tuple(f"cpu:{index}" for index in range(stage.spec.resources.count))
+        actor = StageActor(1, stage, threads, env, devices=devices)
         running = tasks.create_task(actor.run())
         made = ActorRig(workflow, actor, env, outbox, running, states)
         outbox.deliver_locally(control, made.heard.append)

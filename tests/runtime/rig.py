@@ -12,11 +12,11 @@ from attrs import define, field
 from onepiece.codec import pack, unpack, value_from_bytes, value_to_bytes
 from onepiece.errors import OnePieceError
 from onepiece.graph import INPUTS
-from onepiece.log import get_logger
 from onepiece.messages import StageInput
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, open_device_threads
 from onepiece.runtime.isolated_process import IsolatedProcess, IsolationBounds
+from onepiece.runtime.isolated_start import Surroundings
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import Held, StageTask
 from onepiece.runtime.task_worker import Outcome, RunningStage, TaskWorker
@@ -98,7 +98,9 @@ def stage_task_of(
         release()
 
     held = Held(unpacked.header, unpacked.values, message, 0.0, attempt, give_back)
-    return StageTask(uid, "w", node, frozenset({INPUTS}), {}, {INPUTS: held})
+    stage_task = StageTask(uid, "w", node, frozenset({INPUTS}))
+    stage_task.take(held)
+    return stage_task
 
 
 @define(eq=False)
@@ -137,12 +139,11 @@ class Rig:
             deadline_at=deadline_at,
             threads=self.threads,
             progress=lambda kind, detail: self.progress.append((kind, detail)),
-            log=get_logger(),
         )
 
     async def load(self) -> None:
         """Load the stage (again)."""
-        self.loaded = LoadedStage(self.stage, self.threads, self.tasks, self.bounds)
+        self.loaded = loaded_stage(self.stage, self.threads, self.tasks, self.bounds)
         self.state = await self.loaded.load(self.context(None))
 
     async def reload(self) -> None:
@@ -188,6 +189,14 @@ class Started:
         self.task.cancel()
 
 
+def loaded_stage(
+    stage: Stage[Any, Any, Any], threads: DeviceThreads, tasks: asyncio.TaskGroup, bounds: IsolationBounds
+) -> LoadedStage:
+    """A life of the stage, on as many devices as it wants."""
+    devices = [f"cpu:{index}" for index in range(stage.spec.resources.count)]
+    return LoadedStage(stage, threads, Surroundings(NODE, tasks, bounds), devices)
+
+
 def _as_value(value: Any, _seconds: float) -> Any:
     """What the next stage would be given."""
     return value_from_bytes(b"".join(value_to_bytes(value)))
@@ -197,7 +206,7 @@ def _as_value(value: Any, _seconds: float) -> Any:
 async def rig(stage: Stage[Any, Any, Any], bounds: IsolationBounds = PATIENT) -> AsyncIterator[Rig]:
     """Load a stage; it is unloaded behind the block."""
     async with open_device_threads("cpu:0", close_seconds=1.0) as threads, asyncio.TaskGroup() as tasks:
-        made = Rig(stage, threads, tasks, bounds, LoadedStage(stage, threads, tasks, bounds))
+        made = Rig(stage, threads, tasks, bounds, loaded_stage(stage, threads, tasks, bounds))
         await made.load()
         try:
             yield made

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onepiece.errors import StageFailed
-from onepiece.runtime.isolated_process import ProcessEnded, StageNotLoaded
+from onepiece.runtime.stage_process import ProcessEnded, StageNotLoaded
 from onepiece.runtime.task_worker import Outcome
 from tests.runtime.isolated_stages import break_down, linger, traced
 from tests.runtime.rig import SHORT, children, descriptors, is_alive, rig, until

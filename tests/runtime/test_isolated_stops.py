@@ -71,7 +71,8 @@ async def test_a_process_that_does_not_die_is_left(monkeypatch: pytest.MonkeyPat
     async with rig(linger, impatient) as rigged:
         process = rigged.process.process_id
         monkeypatch.setattr("signal.pidfd_send_signal", lambda *_: None)  # as if it took no notice
-        call = await started(rigged, "block")
+        # Nothing in it runs any more, so that it does not see the socket close either.
+        call = await started(rigged, "hold the interpreter")
         call.stop(CANCELLED)
         outcome = await call.task
         assert outcome.error is CANCELLED

@@ -15,7 +15,7 @@ from onepiece.errors import SchemaMismatch
 from onepiece.requests import EventKind
 from onepiece.runtime.isolated_channel import IsolatedStart
 from onepiece.runtime.isolated_child import find_stage
-from onepiece.runtime.isolated_process import child_device, child_environment
+from onepiece.runtime.isolated_start import child_device, child_environment
 from tests.runtime.isolated_stages import (
     Parcel,
     break_down,

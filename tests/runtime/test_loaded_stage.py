@@ -9,8 +9,7 @@ from attrs import evolve
 
 from onepiece import StageContext, stage
 from onepiece.graph import Isolation
-from onepiece.runtime.loaded_stage import LoadedStage
-from tests.runtime.rig import rig, until
+from tests.runtime.rig import PATIENT, loaded_stage, rig, until
 
 EVENTS: list[str] = []
 THREADS: set[int] = set()
@@ -149,6 +148,6 @@ async def test_a_load_can_be_cancelled() -> None:
 async def test_what_was_never_loaded_is_unloaded_at_once() -> None:
     """Unloading is safe at any time."""
     async with rig(held) as rigged:
-        await LoadedStage(held, rigged.threads, rigged.tasks).unload()
+        await loaded_stage(held, rigged.threads, rigged.tasks, PATIENT).unload()
         await rigged.loaded.unload()
         await rigged.loaded.unload()

@@ -84,7 +84,7 @@ async def pair() -> AsyncIterator[tuple[Outbox, Peer]]:
 
 def consumed(number: int) -> Consumed:
     """A small control message."""
-    return Consumed(f"u{number}", "a", "b")
+    return Consumed(((f"u{number}", "a", "b"),))
 
 
 async def send(outbox: Outbox, peer: Peer, content: bytes, **how: Any) -> None:
@@ -186,6 +186,22 @@ async def test_control_messages_share_a_ring_message_and_keep_their_order() -> N
         await until(lambda: len(peer.messages) == 11)  # alone, after a moment
 
 
+async def test_what_was_consumed_shares_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lingers, up to a number of outputs; then those go at once."""
+    monkeypatch.setattr("onepiece.runtime.outbox.CONSUMED_PER_MESSAGE_MAX", 3)
+    outputs = [(f"u{number}", "a", "b") for number in range(4)]
+    async with pair() as (outbox, peer), peer.ring():
+        for output in outputs:
+            outbox.consumed(peer.address, output)
+        await until(lambda: len(peer.messages) == 2)
+        assert peer.messages == [Consumed(tuple(outputs[:3])), Consumed((outputs[3],))]
+        heard: list[object] = []
+        outbox.deliver_locally("local://me/control", heard.append)
+        outbox.consumed("local://me/control", outputs[0])
+        await outbox.flushed()
+        assert heard == [Consumed((outputs[0],))]
+
+
 async def test_a_newer_control_message_replaces_one_that_waits() -> None:
     """Nobody wants the older one any more."""
     async with pair() as (outbox, peer), peer.ring():
@@ -213,6 +229,23 @@ async def test_control_messages_to_nobody_are_dropped() -> None:
         async with asyncio.timeout(20):
             await outbox.flushed()
         assert peer.came == []
+
+
+async def test_heartbeats_to_nobody_are_not_waited_for() -> None:
+    """They go on being sent while a node leaves, also to a manager that has left before it."""
+    async with pair() as (outbox, peer):
+
+        async def beat() -> None:
+            while True:
+                outbox.post(peer.address, consumed(1), replaces="heartbeat")
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as tasks:
+            beating = tasks.create_task(beat())
+            await asyncio.sleep(0)
+            async with asyncio.timeout(20):
+                await outbox.flushed()
+            beating.cancel()
 
 
 async def test_messages_to_oneself_need_no_ring() -> None:
@@ -313,5 +346,5 @@ async def test_a_closing_outbox_opens_no_link() -> None:
     async with pair() as (outbox, peer), peer.ring():
         await outbox.send(peer.address, [b"one"], kind=KIND_STAGE_INPUT)
         outbox.drop_all()
-        outbox.post("local://nobody/control", Consumed("u", "a", "b"))
+        outbox.post("local://nobody/control", Consumed((("u", "a", "b"),)))
         assert not outbox._links

@@ -206,7 +206,7 @@ async def many_tasks_share_a_sender(setting: Setting) -> None:
 
 
 async def full_is_seen_and_nothing_is_overwritten(setting: Setting) -> None:
-    """A full ring refuses who will not wait, holds back who will, and keeps every byte it has."""
+    """A full ring refuses who will not wait, holds back who will, and keeps every byte (fault 45)."""
     async with inbox(setting) as box, box.sender("a") as sender:
         sent = 0
         try:

@@ -1,0 +1,27 @@
+"""``onepiece doctor``: what the machine has for the transports, and what would fix what is missing."""
+
+import argparse
+import json
+import sys
+
+from attrs import asdict
+
+from transports.diagnosis import Finding, State, diagnose
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look and print; the exit status is 0, since nothing of it has to be there."""
+    findings = diagnose()
+    if arguments.json:
+        words = [asdict(finding) | {"state": finding.state.value} for finding in findings]
+        sys.stdout.write(json.dumps(words, indent=2) + "\n")
+    else:
+        sys.stdout.write("".join(text_of(finding) for finding in findings))
+    return 0
+
+
+def text_of(finding: Finding) -> str:
+    """A finding for people: a line, and a second one for what to do."""
+    mark = "ok     " if finding.state is State.THERE else "missing"
+    fix = f"          do: {finding.fix}\n" if finding.fix else ""
+    return f"{mark}   {finding.subject}: {finding.text}\n{fix}"

@@ -1,0 +1,93 @@
+"""``onepiece doctor`` on machines that have much, little or nothing."""
+
+import ipaddress
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from onepiece.cli import main as cli
+from onepiece.cli.doctor import text_of
+from transports import _pyverbs, diagnosis
+from transports.diagnosis import Finding, State, diagnose
+
+
+def by_subject(root: Path) -> dict[str, Finding]:
+    """The findings of a machine with this root."""
+    return {finding.subject: finding for finding in diagnose(root)}
+
+
+def test_it_says_what_this_machine_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the machine lacks it ends well; each thing that is missing and can be had has its command."""
+    assert cli.main(["doctor", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    subjects = {finding["subject"] for finding in findings}
+    assert {"system", "locked memory", "pyverbs", "UCX", "GPU-direct", "shared memory"} <= subjects
+    for finding in findings:
+        if finding["state"] == "missing" and finding["subject"] != "GPU-direct":
+            assert finding["fix"], finding
+    assert cli.main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"{finding['subject']}: " in text for finding in findings)
+
+
+def test_a_machine_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No devices, no files, no pyverbs, no driver, no shared memory: each is named, with what would help."""
+    monkeypatch.setattr(_pyverbs, "load", _no_pyverbs)
+    found = by_subject(tmp_path)
+    assert "rdma link add rxe0" in found["RDMA devices"].fix
+    assert "modprobe ib_uverbs" in found["device files"].fix
+    assert found["pyverbs"].fix.startswith("apt-get install -y python3-pyverbs ibverbs-providers && ln -s")
+    assert "no NVIDIA driver" in found["GPU-direct"].text
+    assert "cannot be looked at" in found["shared memory"].text
+
+
+def test_pyverbs_that_is_installed_needs_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's pyverbs is there: a link does if it was built for this Python; else that is said."""
+    monkeypatch.setattr(_pyverbs, "load", _no_pyverbs)
+    installed = tmp_path / diagnosis.DEBIAN_PYVERBS
+    installed.mkdir(parents=True)
+    assert "version" in by_subject(tmp_path)["pyverbs"].fix
+    (installed / f"mr.{sys.implementation.cache_tag}-x86_64-linux-gnu.so").touch()
+    assert by_subject(tmp_path)["pyverbs"].fix.startswith(f"ln -s /{diagnosis.DEBIAN_PYVERBS} ")
+
+
+def test_devices_and_drivers_are_named(tmp_path: Path) -> None:
+    """A port with its gids is there; one that is down or has no gid says what would wake it."""
+    for name, state, gids in (
+        ("a", "4: ACTIVE", ["::ffff:10.0.0.1"]),
+        ("b", "1: DOWN", []),
+        ("c", "4: ACTIVE", []),
+    ):
+        port = tmp_path / "sys/class/infiniband" / name / "ports" / "1"
+        (port / "gids").mkdir(parents=True)
+        for file, text in (
+            ("link_layer", "Ethernet"),
+            ("state", state),
+            ("rate", "25 Gb/sec"),
+            ("lid", "0x0"),
+        ):
+            (port / file).write_text(text)
+        for index, gid in enumerate(gids):
+            (port / "gids" / str(index)).write_text(ipaddress.IPv6Address(gid).exploded)
+    (tmp_path / "dev/infiniband").mkdir(parents=True)
+    (tmp_path / "dev/infiniband/uverbs0").touch()
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").touch()
+    findings = diagnose(tmp_path)
+    a, b, c = [finding for finding in findings if finding.subject == "RDMA device"]
+    assert (a.state, a.fix) == (State.THERE, "")
+    assert "10.0.0.1" in a.text
+    assert "ip link set" in b.fix
+    assert "ip addr add" in c.fix
+    found = by_subject(tmp_path)
+    assert found["device files"].state is State.THERE
+    assert found["GPU-direct"].fix == "modprobe nvidia_peermem"
+    (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
+    assert by_subject(tmp_path)["GPU-direct"].state is State.THERE
+    assert "do: modprobe nvidia_peermem" in text_of(found["GPU-direct"])
+
+
+def _no_pyverbs() -> object:
+    raise _pyverbs.VerbsMissingError("pyverbs cannot be imported")

@@ -1,0 +1,30 @@
+#!/bin/busybox sh
+# Process 1 of the initramfs: the host's file system under a layer of its own, then second.sh in it.
+b=/bin/busybox
+give_up() {
+    echo "<3>vm: $1 failed" > /dev/kmsg
+    echo o > /proc/sysrq-trigger
+    $b sleep 60
+}
+load() {
+    while read -r name; do
+        $b insmod "/modules/$name.ko" || give_up "loading $name"
+    done < "/modules/$1"
+}
+$b mkdir -p /proc /sys /dev /host /layer /root
+$b mount -t proc proc /proc
+$b mount -t sysfs sysfs /sys
+$b mount -t devtmpfs dev /dev
+load files
+$b mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=512000,cache=loose host /host || give_up "mounting the host"
+$b mount -t tmpfs -o size=75% layer /layer
+$b mkdir /layer/upper /layer/work
+$b mount -t overlay -o lowerdir=/host,upperdir=/layer/upper,workdir=/layer/work root /root || give_up "the overlay"
+load rdma
+for place in dev proc sys; do
+    $b mount --move /$place /root/$place
+done
+$b mount -t tmpfs run /root/run
+$b mkdir /root/run/vm
+$b cp /bin/busybox /job/* /root/run/vm/
+exec $b switch_root /root /run/vm/busybox sh /run/vm/second.sh

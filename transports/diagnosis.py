@@ -1,0 +1,214 @@
+"""What the machine has for the transports, what is missing, and the command that would fix it.
+
+Each finding looks at one thing and fails alone: what cannot be looked at is said to be so. Nothing is
+changed, and nothing is sent but to this process itself.
+"""
+
+import asyncio
+import enum
+import os
+import platform
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+
+from transports import _libucp, _pyverbs
+from transports.address import Address
+from transports.errors import TransportError
+from transports.memory import Accepted, Options
+from transports.ucx import UcxTransport
+from transports.verbs_devices import Device, devices_of
+
+DEBIAN_PYVERBS: Final = "usr/lib/python3/dist-packages/pyverbs"
+_SHARED_BYTES_WANTED: Final = 1 << 30
+_MEMLOCK_BYTES_WANTED: Final = 1 << 30
+
+
+class State(enum.Enum):
+    """How a finding is to be taken."""
+
+    THERE = "there"
+    MISSING = "missing"
+    """What needs it cannot be used; everything else can."""
+
+
+@frozen
+class Finding:
+    """One thing that was looked at."""
+
+    subject: str
+    state: State
+    text: str
+    fix: str = ""
+    """A command, or what to do, if something is missing."""
+
+
+def diagnose(root: Path = Path("/")) -> tuple[Finding, ...]:
+    """Look at everything.
+
+    Args:
+        root: Of the file system that is looked at.
+    """
+    looks: tuple[Callable[[Path], Iterator[Finding]], ...] = (
+        _system,
+        _devices,
+        _device_files,
+        _locked_memory,
+        _verbs_library,
+        _ucx_library,
+        _gpu_direct,
+        _shared_memory,
+    )
+    return tuple(finding for look in looks for finding in _found(look, root))
+
+
+def _found(look: Callable[[Path], Iterator[Finding]], root: Path) -> list[Finding]:
+    try:
+        return list(look(root))
+    except OSError as error:
+        return [
+            Finding(
+                look.__name__.strip("_").replace("_", " "), State.MISSING, f"cannot be looked at: {error}"
+            )
+        ]
+
+
+def _system(_root: Path) -> Iterator[Finding]:
+    text = (
+        f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
+    )
+    yield Finding("system", State.THERE, text)
+
+
+def _devices(root: Path) -> Iterator[Finding]:
+    devices = devices_of(root / "sys/class/infiniband")
+    if not devices:
+        yield Finding(
+            "RDMA devices",
+            State.MISSING,
+            "the kernel knows none: there is no adapter, or its driver is not loaded",
+            "modprobe mlx5_ib (or the adapter's driver); Soft-RoCE on a network card: modprobe rdma_rxe &&"
+            " rdma link add rxe0 type rxe netdev eth0; for tests only: make test-rdma",
+        )
+    for device in devices:
+        active = any(port.is_active and port.gids for port in device.ports)
+        yield Finding(
+            "RDMA device",
+            State.THERE if active else State.MISSING,
+            str(device),
+            "" if active else _awaken(device),
+        )
+
+
+def _awaken(device: Device) -> str:
+    if any(port.is_active for port in device.ports):
+        return "give the port's network interface an address: ip addr add ADDRESS dev INTERFACE"
+    return f"ip link set INTERFACE up, for the interface that `rdma link` shows for {device.name}"
+
+
+def _device_files(root: Path) -> Iterator[Finding]:
+    folder = root / "dev/infiniband"
+    files = sorted(folder.glob("uverbs*"))
+    usable = [path for path in files if os.access(path, os.R_OK | os.W_OK)]
+    if not files:
+        fix = "modprobe ib_uverbs; in a container: --device /dev/infiniband"
+        yield Finding("device files", State.MISSING, "/dev/infiniband has no uverbs*", fix)
+    elif len(usable) < len(files):
+        names = ", ".join(str(path) for path in files if path not in usable)
+        yield Finding("device files", State.MISSING, f"may not be opened: {names}", f"chmod a+rw {names}")
+    else:
+        yield Finding("device files", State.THERE, ", ".join(path.name for path in files))
+
+
+def _locked_memory(_root: Path) -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    fix = "ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit; --ulimit memlock=-1 for a container"
+    enough = soft == resource.RLIM_INFINITY or soft >= _MEMLOCK_BYTES_WANTED
+    text = f"limit {_bytes(soft)}, may be raised to {_bytes(hard)}; inboxes over verbs are locked"
+    yield Finding("locked memory", State.THERE if enough else State.MISSING, text, "" if enough else fix)
+
+
+def _verbs_library(root: Path) -> Iterator[Finding]:
+    try:
+        library = _pyverbs.load()
+    except _pyverbs.VerbsMissingError as error:
+        yield Finding("pyverbs", State.MISSING, str(error), _pyverbs_fix(root))
+    else:
+        yield Finding(
+            "pyverbs", State.THERE, f"version {_pyverbs.version()} at {Path(library.device.__file__).parent}"
+        )
+
+
+def _pyverbs_fix(root: Path) -> str:
+    site = next((path for path in sys.path if path.endswith("site-packages")), "SITE-PACKAGES")
+    link = f"ln -s /{DEBIAN_PYVERBS} {site}/pyverbs"
+    installed = root / DEBIAN_PYVERBS
+    if not installed.exists():
+        return f"apt-get install -y python3-pyverbs ibverbs-providers && {link}"
+    if not list(installed.glob(f"*.{sys.implementation.cache_tag}-*.so")):
+        return f"run a Python of the version that /{DEBIAN_PYVERBS} was built for; then: {link}"
+    return link
+
+
+def _ucx_library(_root: Path) -> Iterator[Finding]:
+    try:
+        library = _libucp.load()
+    except _libucp.UcpMissingError as error:
+        yield Finding("UCX", State.MISSING, str(error), "pip install 'onepiece[ucx]'")
+        return
+    yield Finding("UCX", State.THERE, f"version {library.version} at {library.path}")
+    wire = asyncio.run(_ucx_wire())
+    at_once = wire.startswith(("shm", "rdma"))
+    fix = "" if at_once else "look at UCX_TLS, and at the size of shared memory"
+    yield Finding("UCX's wire in this machine", State.THERE if at_once else State.MISSING, wire, fix)
+
+
+async def _ucx_wire() -> str:
+    """What carries the bytes of a session of this process with itself."""
+    transport, options = UcxTransport(), Options(secret=os.urandom(16))
+
+    async def accept(_hello: bytes) -> Accepted:
+        return Accepted(1, b"")
+
+    try:
+        async with transport.listen(Address("ucx", "127.0.0.1"), options) as listener:
+            region = await listener.register(
+                "doctor", 4096, accept=accept, on_notify=lambda: None, on_session_lost=lambda _: None
+            )
+            memory = await transport.connect(region.address, b"", options)
+            wire = memory.capabilities.wire
+            await memory.close()
+            return wire
+    except TransportError as error:
+        return f"none: {error}"
+
+
+def _gpu_direct(root: Path) -> Iterator[Finding]:
+    version = root / "proc/driver/nvidia/version"
+    if not version.exists():
+        yield Finding("GPU-direct", State.MISSING, "there is no NVIDIA driver, so no GPU to reach")
+        return
+    if (root / "sys/module/nvidia_peermem").exists():
+        yield Finding("GPU-direct", State.THERE, "adapters reach GPU memory by nvidia_peermem")
+        return
+    text = "adapters cannot reach GPU memory: nvidia_peermem is not loaded; dmabuf is not looked at"
+    yield Finding("GPU-direct", State.MISSING, text, "modprobe nvidia_peermem")
+
+
+def _shared_memory(root: Path) -> Iterator[Finding]:
+    place = os.statvfs(root / "dev/shm")
+    size, free = place.f_frsize * place.f_blocks, place.f_frsize * place.f_bavail
+    enough = free >= _SHARED_BYTES_WANTED
+    fix = "" if enough else "mount -o remount,size=8G /dev/shm; --shm-size=8g for a container"
+    text = f"it has {_bytes(size)}, {_bytes(free)} of them free"
+    yield Finding("shared memory", State.THERE if enough else State.MISSING, text, fix)
+
+
+def _bytes(count: int) -> str:
+    if count == resource.RLIM_INFINITY:
+        return "unlimited"
+    return f"{count >> 20} MiB" if count >> 20 else f"{count >> 10} KiB"
