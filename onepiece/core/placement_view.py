@@ -1,8 +1,8 @@
 """What the manager shows of placement: what is wanted of each stage, what there is, the moves and why.
 
 A picture of one moment, made when somebody asks, and of a bounded size: one row for each stage, and at most
-``_MOVES_SHOWN_MAX`` moves: those under way (or, where there are none, those that would be worth it by the last
-look), then the latest ones that ended. Nothing is decided by it.
+``_MOVES_SHOWN_MAX`` moves: those under way (or, where there are none, those that would be worth it by the
+last look), then the latest ones that ended. Nothing is decided by it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -287,6 +287,7 @@ async def _join(
     if proxy is not None:
         proxy.attach(control)
         proxy.owner.start()
+        member.offered = lambda: proxy.offered
     tasks.create_task(member.follow_routes(), name="routes")
     tasks.create_task(member.beat(), name="heartbeats")
 
@@ -306,7 +307,7 @@ def _make_member(
         if proxy is not None:
             proxy.owner.disown()
 
-    member = Member(
+    return Member(
         info,
         _manager_address(options, env.control_address),
         outbox=env.outbox,
@@ -320,9 +321,6 @@ def _make_member(
         on_must_stop=stop.order,
         next_incarnation=next_life,
     )
-    if proxy is not None:
-        member.offered = lambda: proxy.offered
-    return member
 
 
 def _moment(parts: NodeParts) -> int:

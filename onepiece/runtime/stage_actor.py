@@ -18,7 +18,6 @@ it holds, and unloads (the rest of ``setup``).
 
 A worker does not wait until its output has been sent: while the next inbox is full it goes on with this
 one, as far as the node's memory for outputs allows (``Retainer.room``).
-
 Cancelling ``run`` stops at once: what is queued or runs is lost with the inbox.
 """
 
@@ -27,17 +26,17 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from onepiece._bounded import described, trace_of
-from onepiece.codec import Packed, encode_control
+from onepiece.codec import encode_control
 from onepiece.core.inventory import ActorReport, ActorState, StageWork
 from onepiece.core.retention import OutputKey
 from onepiece.errors import NodeLost, OnePieceError, StageFailed
 from onepiece.graph import StageSpec
 from onepiece.limits import ISOLATED_STARTS_MAX
 from onepiece.log import get_logger
-from onepiece.messages import StageInput, StageReport
+from onepiece.messages import StageInput
 from onepiece.requests import EventKind
 from onepiece.runtime.beginning import begin
 from onepiece.runtime.checkpoints import keep_outputs
@@ -48,7 +47,8 @@ from onepiece.runtime.isolated_start import Surroundings
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import RequestScheduler, StageTask
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
-from onepiece.runtime.result_targets import StageTarget, Target, targets_of
+from onepiece.runtime.result_targets import StageTarget, targets_of
+from onepiece.runtime.shipment import Running, Shipment
 from onepiece.runtime.signal import Signal
 from onepiece.runtime.stage_reporter import StageReporter
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
@@ -65,24 +65,6 @@ def _always() -> bool:
 
 
 @define(eq=False)
-class _Running:
-    stage_task: StageTask
-    context: RunningStage
-    task: asyncio.Task[Any]
-
-
-@frozen
-class _Shipment:
-    """A stage's value, cut into the messages that carry it on."""
-
-    targets: Mapping[str, Target]
-    packed: Mapping[str, Packed]
-    report: StageReport
-    length: int
-    """Bytes of all messages."""
-
-
-@define(eq=False)
 class StageActor:
     """One stage on one device of this node, or on several of them together."""
 
@@ -96,7 +78,7 @@ class StageActor:
     devices: tuple[str, ...] = ()
     """Those of a stage on several; the first is that of ``threads``."""
     _scheduler: RequestScheduler = field(init=False)
-    _running: dict[tuple[str, str], _Running] = field(factory=dict)
+    _running: dict[tuple[str, str], Running] = field(factory=dict)
     _intake: Intake = field(init=False)
     _reporter: StageReporter = field(init=False)
     _worker: TaskWorker = field(init=False)
@@ -325,7 +307,7 @@ class StageActor:
         context = self._context(header.uid, header.deadline_at, stage_task.node, header, stage_task.attempt)
         started_at, begun_at = self.env.now(), self.env.monotonic()
 
-        def package(value: Any, compute_seconds: float) -> _Shipment:
+        def package(value: Any, compute_seconds: float) -> Shipment:
             return self._package(stage_task, value, started_at, compute_seconds)
 
         begun = self._reporter.report_of(stage_task, started_at)
@@ -336,7 +318,7 @@ class StageActor:
             self.env.report(header.owner, begun)
         task = asyncio.current_task()
         assert task is not None
-        running = self._running[stage_task.uid, stage_task.node] = _Running(stage_task, context, task)
+        running = self._running[stage_task.uid, stage_task.node] = Running(stage_task, context, task)
         try:
             outcome = await self._worker.execute(
                 stage_task, context, package, lambda error: self._reporter.broke(header, error), announce
@@ -354,7 +336,7 @@ class StageActor:
         return False
 
     def _ship(
-        self, stage_task: StageTask, shipment: "_Shipment", deliver: ResultDeliver, tasks: asyncio.TaskGroup
+        self, stage_task: StageTask, shipment: "Shipment", deliver: ResultDeliver, tasks: asyncio.TaskGroup
     ) -> None:
         """Have the outputs sent, while the worker goes on.
 
@@ -383,7 +365,7 @@ class StageActor:
             return
         begin(ship(), tasks, shipped)
 
-    async def _send_on(self, stage_task: StageTask, shipment: "_Shipment", deliver: ResultDeliver) -> None:
+    async def _send_on(self, stage_task: StageTask, shipment: "Shipment", deliver: ResultDeliver) -> None:
         """Retain the outputs, send them, and tell those who retain the inputs once all are taken.
 
         Those of a checkpointed stage are kept by store nodes as well, before the stage counts as finished:
@@ -423,7 +405,7 @@ class StageActor:
     async def _deliver_and_checkpoint(
         self,
         stage_task: StageTask,
-        shipment: "_Shipment",
+        shipment: "Shipment",
         deliver: ResultDeliver,
         letters: Mapping[str, Letter],
         settle: Callable[[str], None],
@@ -437,7 +419,7 @@ class StageActor:
         return heading
 
     async def _checkpoint(
-        self, stage_task: StageTask, shipment: "_Shipment", settle: Callable[[str], None]
+        self, stage_task: StageTask, shipment: "Shipment", settle: Callable[[str], None]
     ) -> None:
         outputs = [
             (target.header, shipment.packed[name])
@@ -455,7 +437,7 @@ class StageActor:
 
     def _package(
         self, stage_task: StageTask, value: Any, started_at: float, compute_seconds: float
-    ) -> "_Shipment":
+    ) -> "Shipment":
         now = self.env.now()
         detail = {
             "waited_seconds": max(0.0, started_at - stage_task.arrived_at),
@@ -471,7 +453,7 @@ class StageActor:
         trail = {**stage_task.trail, stage_task.node: encode_control(report)}
         targets = targets_of(graph, stage_task.header, trail, self.env.control_address, now)
         packed = {name: target.pack(value) for name, target in targets.items()}
-        return _Shipment(targets, packed, report, sum([each.length for each in packed.values()]))
+        return Shipment(targets, packed, report, sum([each.length for each in packed.values()]))
 
     def stop_request(self, uid: str, reason: OnePieceError) -> None:
         """Drop what is queued for the request, interrupt what runs, refuse what comes later."""
@@ -482,7 +464,7 @@ class StageActor:
             if running_uid == uid:
                 self._stop(running, reason)
 
-    def _stop(self, running: _Running, reason: OnePieceError) -> None:
+    def _stop(self, running: Running, reason: OnePieceError) -> None:
         if not running.context.cancelled:
             running.context.stop(reason)
             running.task.cancel()

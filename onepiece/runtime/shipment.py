@@ -1,0 +1,33 @@
+"""What an actor has in hand: stage tasks that run, and values that are about to be sent on."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import define, frozen
+
+from onepiece.codec import Packed
+from onepiece.messages import StageReport
+from onepiece.runtime.request_scheduler import StageTask
+from onepiece.runtime.result_targets import Target
+from onepiece.runtime.task_worker import RunningStage
+
+
+@define(eq=False)
+class Running:
+    """A stage task that runs."""
+
+    stage_task: StageTask
+    context: RunningStage
+    task: asyncio.Task[Any]
+
+
+@frozen
+class Shipment:
+    """A stage's value, cut into the messages that carry it on."""
+
+    targets: Mapping[str, Target]
+    packed: Mapping[str, Packed]
+    report: StageReport
+    length: int
+    """Bytes of all messages."""
