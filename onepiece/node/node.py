@@ -9,8 +9,8 @@ r"""A node: one process's share of the set, composed of the parts its roles ask 
        +-------- store ring ---- StoreService (LMDB)                 role store
 
 Life: listen, join, serve; on the first stop drain (no new requests, tell the manager, finish what is
-held, deliver it) for at most ``drain_seconds``, then say good-bye and close. A second stop, or
-cancelling ``run_node``, closes at once; what runs then is lost with the process.
+held, deliver it) for at most ``drain_seconds``, then say good-bye and close. A second stop, or cancelling
+``run_node``, closes at once; what runs then is lost with the process.
 """
 
 import asyncio
@@ -59,8 +59,7 @@ from onepiece.store import ResultStore
 from transports import Address, Listener, ListenFailed, Options, Receiver
 
 _SHOWN_MAX = 8
-_CLOSE_SECONDS = 2.0
-"""How long closing waits for a device's threads, which may never return."""
+_CLOSE_SECONDS = 2.0  # how long closing waits for a device's threads, which may never return
 _STALL_SECONDS = 1.0
 """How long a sender may hold up a control ring, if the lease of nodes is not too short for that."""
 _FAREWELL_SECONDS = 0.5

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from onepiece.core.move_board import StageLimits
 from onepiece.errors import ConfigError
 from onepiece.node import options as node_options
 from onepiece.node.options import NodeOptions, build_parser, read_options
@@ -67,6 +68,8 @@ def test_every_option_can_be_given_in_each_way(tmp_path: Path) -> None:
         "secret_file": str(secret),
         "heartbeat_seconds": "0.25",
         "store_durability": "power",
+        "rebalance": "on",
+        "limits": "m:one=1..4,m:two=2..",
     }
     for row in node_options._ROWS:
         text = texts.get(row.name, "7")
@@ -197,3 +200,12 @@ def test_help_names_every_option_and_the_precedence() -> None:
         assert f"--{row.name.replace('_', '-')}" in text
         assert " ".join(row.meaning.split()) in text
     assert "A flag wins over the environment, the environment over the file" in text
+
+
+def test_limits_are_read_or_refused() -> None:
+    """Either number may be left out; what makes no sense is told with the form."""
+    limits = read_options(["--limits", "m:one=2..4,m:two=..3"], {}).limits
+    assert limits == {"m:one": StageLimits(2, 4), "m:two": StageLimits(1, 3)}
+    for wrong in ("m:one", "m:one=4..2", "m:one=0..2", "one=1..2"):
+        with pytest.raises(ConfigError, match=r"MODULE:STAGE=MIN\.\.MAX"):
+            read_options(["--limits", wrong], {})
