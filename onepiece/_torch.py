@@ -97,3 +97,25 @@ def from_buffer(name: str, shape: tuple[int, ...], view: memoryview, device: str
 def from_array(array: "np.ndarray[Any, Any]", device: str) -> Any:
     """A tensor on ``device`` over an array that the caller owns alone."""
     return _module().from_numpy(array).to(device)
+
+
+def cuda_use(index: int) -> tuple[int, int]:
+    """Bytes that tensors of this process take of a CUDA device: now, and at most since ``cuda_forget``.
+
+    A process that has not imported torch has none.
+    """
+    if not is_imported():
+        return 0, 0
+    cuda = _module().cuda
+    return int(cuda.memory_allocated(index)), int(cuda.max_memory_allocated(index))
+
+
+def cuda_forget(index: int) -> None:
+    """Begin anew to look for the most that is used of a CUDA device."""
+    if is_imported():
+        _module().cuda.reset_peak_memory_stats(index)
+
+
+def cuda_name(index: int) -> str:
+    """What the maker calls a CUDA device; "" in a process that has not imported torch."""
+    return str(_module().cuda.get_device_name(index)) if is_imported() else ""

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final
 
 from onepiece.cli import exits
@@ -72,6 +73,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_cancel(commands)
     _add_lists(commands)
     _add_drain(commands)
+    _add_profile(commands)
+    _add_plan(commands)
     _add_bench(commands)
     return parser
 
@@ -190,6 +193,57 @@ def _add_drain(commands: Any) -> None:
     parser.set_defaults(run=_remote("resume"))
 
 
+def _add_profile(commands: Any) -> None:
+    parser = commands.add_parser(
+        "profile",
+        help="measure what each stage of a workflow takes, into a file for `onepiece plan`",
+        description="Run a workflow in this process, one stage after the other, and write down what each "
+        "takes: seconds, memory, bytes, and seconds to load. A file that is there already keeps what it says "
+        "of other size classes.",
+    )
+    parser.add_argument("workflow", metavar="MODULE:WORKFLOW", help="for example stages.echo:echo")
+    parser.add_argument("-i", "--input", action="append", default=[], metavar="NAME=VALUE", help=INPUT_HELP)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the profile")
+    parser.add_argument("--samples", type=int, default=5, help="runs that count (default: %(default)s)")
+    parser.add_argument("--warm-up", type=int, default=1, help="runs before them (default: %(default)s)")
+    parser.add_argument(
+        "--size-class", default="", metavar="NAME", help="what requests with these inputs are called: 480p"
+    )
+    parser.add_argument("--device", metavar="DEVICE", help="cuda:0, cpu:0 (default: this machine's first)")
+    parser.set_defaults(run=_run_profile)
+
+
+def _add_plan(commands: Any) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="instances, latency and cost for a rate or a number of GPUs, from profiles",
+        description="Plan from what `onepiece profile` measured: the instances of each stage for a rate, or "
+        "the rate that a number of GPUs bears; beside it the same with processes that hold whole workflows. "
+        "The numbers are those of a model (docs/explanation/capacity.md).",
+    )
+    add = parser.add_argument
+    add("--profile", action="append", required=True, metavar="FILE", help="one for each workflow")
+    rate = "a number, WORKFLOW=NUMBER or WORKFLOW/SIZE_CLASS=NUMBER, in requests a second; may be given again"
+    add("--rate", action="append", default=[], metavar="R", help=rate)
+    add("--mix", action="append", default=[], metavar="R", help="the same as shares of what --gpus bear")
+    add("--gpus", type=int, metavar="N", help="no more than these; without --rate: the most they bear")
+    add("--p95", type=float, metavar="SECONDS", help="the time that 95 of 100 requests may take at most")
+    add("--utilisation", type=float, default=0.85, help="no stage busier than this (default: %(default)s)")
+    arrivals = (
+        "how gaps between requests vary: their squared coefficient of variation; 0 for equal gaps, 1 for "
+        "independent clients, more for bursts (default: %(default)s)"
+    )
+    add("--arrivals", type=float, default=1.0, metavar="C2", help=arrivals)
+    add("--gpu-memory", type=float, metavar="GIB", help="name what does not fit on such a GPU")
+    add("--price", type=float, metavar="P", help="of a GPU for an hour: adds the cost of 1000 requests")
+    what_if = (
+        "compare with a change: gpus=16, rate=x2, denoise.seconds=x0.5, denoise.devices=4; may be given again"
+    )
+    add("--what-if", action="append", default=[], metavar="CHANGE", help=what_if)
+    add("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=_run_plan)
+
+
 def _add_bench(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
@@ -243,6 +297,38 @@ def _run_dev(arguments: argparse.Namespace) -> int:
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 - the user's module lies here, as with python -m
     dev = importlib.import_module("onepiece.cli.dev")
     asyncio.run(dev.run(arguments.workflow, http=arguments.http, listen=arguments.listen))
+    return exits.OK
+
+
+def _run_profile(arguments: argparse.Namespace) -> int:
+    profile = importlib.import_module("onepiece.cli.profile")
+    profile.run(
+        arguments.workflow,
+        inputs=arguments.input,
+        output=arguments.output,
+        samples=arguments.samples,
+        warm_up=arguments.warm_up,
+        size_class=arguments.size_class,
+        device=arguments.device,
+    )
+    return exits.OK
+
+
+def _run_plan(arguments: argparse.Namespace) -> int:
+    plan = importlib.import_module("onepiece.cli.plan")
+    plan.run(
+        profiles=arguments.profile,
+        rates=arguments.rate,
+        mixes=arguments.mix,
+        gpus=arguments.gpus,
+        p95_seconds=arguments.p95,
+        utilisation_max=arguments.utilisation,
+        variability=arguments.arrivals,
+        gpu_memory_gib=arguments.gpu_memory,
+        price=arguments.price,
+        what_if=arguments.what_if,
+        as_json=arguments.json,
+    )
     return exits.OK
 
 

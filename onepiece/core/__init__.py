@@ -6,6 +6,11 @@ machine is, and each module opens with what it promises.
 ============== ==================================================================================
 module         decides
 ============== ==================================================================================
+service_times  what one instance of a stage is worth, by what was measured
+capacity       how many requests a second instances serve, how many instances a rate needs
+latency        how long requests take under a load
+planning       how many instances a rate needs, or what a number of GPUs bears
+spans          random lengths of time: sums, the longest, quantiles
 membership     which nodes belong to the set
 packing        on which devices new instances go (a pure function)
 actors         the life of one stage actor
@@ -20,6 +25,7 @@ replication    which store nodes hold copies of results, and how these become al
 
 from onepiece.core.actors import Actor, ActorLife, Assign, Unassign
 from onepiece.core.admission import BudgetLimits, RequestBudget
+from onepiece.core.capacity import CapacityModel, Demand, Step, WorkflowShape, matching_instances
 from onepiece.core.inventory import (
     ActorReport,
     ActorState,
@@ -29,6 +35,7 @@ from onepiece.core.inventory import (
     RegisteredWorkflow,
     StageNeed,
 )
+from onepiece.core.latency import Latency, predict, predicted_seconds
 from onepiece.core.machine import InvalidTransition, Machine, Story
 from onepiece.core.manager import (
     ConfirmWorkflow,
@@ -83,8 +90,10 @@ from onepiece.core.routing import (
     diff,
     rendezvous,
 )
+from onepiece.core.service_times import ANY_SIZE, Mode, StageProfile, Timing
 
 __all__ = [
+    "ANY_SIZE",
     "Actor",
     "ActorFailed",
     "ActorLife",
@@ -93,13 +102,16 @@ __all__ = [
     "ActorState",
     "Assign",
     "BudgetLimits",
+    "CapacityModel",
     "ConfirmWorkflow",
+    "Demand",
     "DemandChanged",
     "Device",
     "DeviceKind",
     "Expel",
     "HeartbeatReceived",
     "InvalidTransition",
+    "Latency",
     "Machine",
     "ManagerConfig",
     "ManagerEffect",
@@ -110,6 +122,7 @@ __all__ = [
     "Member",
     "MembershipConfig",
     "MembershipMachine",
+    "Mode",
     "NodeDied",
     "NodeDrained",
     "NodeEmptied",
@@ -136,14 +149,21 @@ __all__ = [
     "SendRoutes",
     "SendUnassign",
     "StageNeed",
+    "StageProfile",
+    "Step",
     "StoreState",
     "Story",
     "Tick",
+    "Timing",
     "Unassign",
     "WorkflowOffered",
     "WorkflowRoute",
+    "WorkflowShape",
     "WorkflowWithdrawn",
     "desired_instances",
     "diff",
+    "matching_instances",
+    "predict",
+    "predicted_seconds",
     "rendezvous",
 ]

@@ -132,7 +132,7 @@ class RequestScheduler:
         key = (header.uid, header.node)
         stage_task = self._joining.get(key)
         if stage_task is None:
-            stage_task = StageTask(header.uid, header.workflow, header.node, sources, _constants(node))
+            stage_task = StageTask(header.uid, header.workflow, header.node, sources, constants_of(node))
         elif header.source in stage_task.held:
             held.release()
             return None
@@ -241,7 +241,8 @@ def _is_overdue(stage_task: StageTask, now: float) -> bool:
     return deadline_at is not None and now >= deadline_at
 
 
-def _constants(node: GraphNode) -> dict[str, Any]:
+def constants_of(node: GraphNode) -> dict[str, Any]:
+    """The parameters of a graph node whose values stand in the workflow's own text."""
     return {name: source.value for name, source in node.inputs.items() if isinstance(source, Constant)}
 
 

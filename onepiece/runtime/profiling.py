@@ -1,0 +1,262 @@
+"""Profiling: runs a workflow's stages for real, one after the other, and measures each.
+
+What a node does with a stage task is done here, too, by the same code: the stage is loaded on its
+device's threads, its inputs are materialised from messages, its function runs, and its value is cut into the
+messages for the next stages. So a measured second is one that a worker of a node is busy. Nothing
+else runs meanwhile, nothing is sent over a network, and no request waits for another.
+"""
+
+import asyncio
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from onepiece import _torch
+from onepiece.codec import Packed, unpack
+from onepiece.core.capacity import WorkflowShape
+from onepiece.core.inventory import Device, DeviceKind
+from onepiece.core.service_times import StageProfile, Timing
+from onepiece.errors import ConfigError
+from onepiece.graph import INPUTS, GraphNode, StageSpec, WorkflowGraph
+from onepiece.messages import StageInput
+from onepiece.profiles import WorkflowProfile
+from onepiece.runtime.devices import DeviceThreads, open_device_threads, torch_name
+from onepiece.runtime.isolated_process import IsolatedProcess
+from onepiece.runtime.loaded_stage import LoadedStage
+from onepiece.runtime.request_scheduler import Held, StageTask, constants_of
+from onepiece.runtime.result_targets import input_targets, targets_of
+from onepiece.runtime.task_worker import RunningStage, TaskWorker
+from onepiece.workflow import Workflow
+
+_UID: Final = "00000000000000000000000000"
+_CLOSE_SECONDS: Final = 10.0
+SAMPLES_MAX: Final = 10_000
+
+
+@frozen
+class ProfileOptions:
+    """How to measure: runs that count and runs before them, on which device, under which size class."""
+
+    samples: int = 5
+    warm_up: int = 1
+    size_class: str = ""
+    told: Callable[[str], None] = lambda _line: None
+    """Is told what is being done, for people."""
+
+
+@define
+class _Measured:
+    """What was measured of one stage."""
+
+    load_seconds: float
+    loaded_bytes: int
+    working_bytes: int = 0
+    """Beyond what is loaded."""
+    seconds: list[float] = field(factory=list)
+    output_bytes: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one instance needs."""
+        return self.loaded_bytes + self.working_bytes
+
+
+async def profile_workflow(
+    workflow: Workflow[Any, Any], inputs: Mapping[str, Any], device: Device, options: ProfileOptions
+) -> WorkflowProfile:
+    """Load every stage and run the workflow ``warm_up + samples`` times.
+
+    Args:
+        workflow: Of stages that each take one device.
+        inputs: Checked ones, the same for each run.
+        device: Where all stages run; one on a processor stands in for a GPU that is not there.
+        options: How often.
+
+    Raises:
+        ConfigError: A stage wants several devices, or could not be loaded.
+        OnePieceError: A stage failed; as a request would.
+
+    Cancellation: stops behind the stage that runs; what was loaded is unloaded.
+    """
+    _check(workflow.graph)
+    async with (
+        open_device_threads(device.name, close_seconds=_CLOSE_SECONDS) as threads,
+        asyncio.TaskGroup() as tasks,
+        _Profiler(workflow, threads, tasks, options).loaded() as profiler,
+    ):
+        for run in range(options.warm_up + options.samples):
+            await profiler.run(inputs, counts=run >= options.warm_up)
+    return WorkflowProfile(
+        workflow=workflow.graph.module,
+        digest=workflow.graph.digest,
+        measured_on=f"{_device_words(device)}, {os.cpu_count()} processors",
+        shape=WorkflowShape.of(workflow.graph),
+        stages=tuple(
+            _stage_profile(workflow.graph.stages[key], measured, device, options.size_class)
+            for key, measured in profiler.measured.items()
+        ),
+    )
+
+
+def _check(graph: WorkflowGraph) -> None:
+    for spec in graph.stages.values():
+        if spec.resources.count > 1:
+            raise ConfigError(
+                f"stage {spec.key} works on {spec.resources.count} devices together, which is not measured "
+                "in one process; give it one device here, and add timings of several to the file by hand",
+                stage=spec.key,
+            )
+
+
+def _stage_profile(spec: StageSpec, measured: _Measured, device: Device, size_class: str) -> StageProfile:
+    kind = DeviceKind(spec.resources.kind.value)
+    declared = spec.resources.memory_bytes
+    # What a stage takes of a processor's memory says little about what it takes of a GPU's.
+    is_at_home = kind is device.kind or not declared
+    spread = statistics.stdev(measured.seconds) if len(measured.seconds) > 1 else 0.0
+    timing = Timing(statistics.fmean(measured.seconds), spread, size_class, samples=len(measured.seconds))
+    return StageProfile(
+        spec.key,
+        (timing,),
+        kind=kind,
+        concurrency=spec.concurrency,
+        memory_bytes=max(declared, measured.memory_bytes) if is_at_home else declared,
+        load_seconds=measured.load_seconds,
+        output_bytes=measured.output_bytes,
+    )
+
+
+@define(eq=False)
+class _Profiler:
+    workflow: Workflow[Any, Any]
+    threads: DeviceThreads
+    tasks: asyncio.TaskGroup
+    options: ProfileOptions
+    measured: dict[str, _Measured] = field(factory=dict)
+    _states: dict[str, Any] = field(factory=dict)
+
+    @contextlib.asynccontextmanager
+    async def loaded(self) -> AsyncIterator["_Profiler"]:
+        """All stages, loaded one after the other."""
+        async with contextlib.AsyncExitStack() as stack:
+            for key, stage in self.workflow.stages.items():
+                self.options.told(f"loading {stage.name}")
+                before = self._memory(None)[0]
+                life = LoadedStage(stage, self.threads, self.tasks)
+                stack.push_async_callback(life.unload)
+                started = time.monotonic()
+                try:
+                    state = await life.load(self._context(stage.name, None))
+                except Exception as error:
+                    raise ConfigError(
+                        f"stage {key} could not be loaded: {type(error).__name__}: {error}", stage=key
+                    ) from error
+                seconds = time.monotonic() - started
+                self._states[key] = state
+                self.measured[key] = _Measured(seconds, max(0, self._memory(state)[0] - before))
+            yield self
+
+    async def run(self, inputs: Mapping[str, Any], *, counts: bool) -> None:
+        """Take a request through all stages."""
+        graph = self.workflow.graph
+        header = StageInput(_UID, graph.name, "", INPUTS, "", 0.0, None, 0.0)
+        waiting: dict[str, dict[str, Packed]] = {node.id: {} for node in graph.nodes}
+        for node_id, target in input_targets(graph, header):
+            waiting[node_id][INPUTS] = target.pack(inputs)
+        for node in graph.nodes:
+            outputs, seconds, working_bytes = await self._run_node(node, waiting.pop(node.id))
+            measured = self.measured[node.stage]
+            measured.working_bytes = max(measured.working_bytes, working_bytes)
+            for node_id, packed in outputs.items():
+                if node_id in waiting:
+                    waiting[node_id][node.id] = packed
+            if counts:
+                measured.seconds.append(seconds)
+                sent = sum(packed.length for packed in outputs.values())
+                measured.output_bytes = max(measured.output_bytes, sent)
+
+    async def _run_node(
+        self, node: GraphNode, messages: Mapping[str, Packed]
+    ) -> tuple[Mapping[str, Packed], float, int]:
+        """What the node sends on, by graph node, how long its worker was busy, and memory for working."""
+        graph, stage = self.workflow.graph, self.workflow.stages[node.stage]
+        self.options.told(f"running {node.id}")
+        stage_task = _stage_task(graph, node, messages)
+        header = stage_task.header
+
+        def package(value: Any, _seconds: float) -> dict[str, Packed]:
+            targets = targets_of(graph, header, {}, None, 0.0)
+            return {name: target.pack(value) for name, target in targets.items()}
+
+        state = self._states[node.stage]
+        context = self._context(node.id, state)
+        before = self._memory(state)[0]
+        self._forget_peak()
+        started = time.monotonic()
+        outcome = await TaskWorker(stage, self.threads).execute(
+            stage_task, context, package, on_late=lambda _error: None
+        )
+        seconds = time.monotonic() - started
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.shipment is not None
+        return outcome.shipment, seconds, max(0, self._memory(state)[1] - before)
+
+    def _context(self, node: str, state: Any) -> RunningStage:
+        return RunningStage(
+            state_value=state,
+            device=torch_name(self.threads.name),
+            uid=_UID,
+            stage=node,
+            node="profile",
+            threads=self.threads,
+            progress=lambda _kind, _detail: None,
+        )
+
+    def _memory(self, state: Any) -> tuple[int, int]:
+        """Bytes in use now, and at most lately: of the GPU, or of the process that holds the stage.
+
+        Of a process nobody knows the most, so that there both are what it has now.
+        """
+        kind, _, index = self.threads.name.partition(":")
+        if kind == "cuda":
+            return _torch.cuda_use(int(index))
+        own = _resident_bytes(os.getpid())
+        if isinstance(state, IsolatedProcess):
+            own += _resident_bytes(state.process_id)
+        return own, own
+
+    def _forget_peak(self) -> None:
+        kind, _, index = self.threads.name.partition(":")
+        if kind == "cuda":
+            _torch.cuda_forget(int(index))
+
+
+def _stage_task(graph: WorkflowGraph, node: GraphNode, messages: Mapping[str, Packed]) -> StageTask:
+    held = {}
+    for source, packed in messages.items():
+        payload = memoryview(b"".join(packed.parts))
+        unpacked = unpack(payload, StageInput)
+        held[source] = Held(unpacked.header, unpacked.values, payload, 0.0, 1, lambda: None)
+    sources = frozenset(graph.predecessors(node.id))
+    return StageTask(_UID, graph.name, node.id, sources, constants_of(node), held)
+
+
+def _resident_bytes(process_id: int) -> int:
+    """What a process has in memory; 0 where the system does not say."""
+    try:
+        pages = Path(f"/proc/{process_id}/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _device_words(device: Device) -> str:
+    kind, _, index = device.name.partition(":")
+    return f"{device.name} ({_torch.cuda_name(int(index))})" if kind == "cuda" else device.name
