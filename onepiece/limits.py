@@ -119,6 +119,8 @@ FLOWS_MAX: Final = 1024
 PRIORITY_MAX: Final = 2
 """Priorities go from minus this to plus this."""
 OTHER_SETS_MAX: Final = 16
+WEIGHT_MIN: Final = 0.01
+WEIGHT_MAX: Final = 100.0
 
 # Stages in a helper process.
 ISOLATED_PACKET_BYTES_MAX: Final = 128 * KIB

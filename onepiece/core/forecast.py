@@ -231,7 +231,7 @@ class Forecast:
 
     def _redraw_if_stale(self, now: float) -> None:
         pause = REDRAW_SECONDS + REDRAW_SECONDS_PER_REQUEST * len(self._flights)
-        if self._is_stale and now >= self._drawn_at + pause:
+        if self._is_stale and not self._drawn_at <= now < self._drawn_at + pause:
             self.redraw(now)
 
     def _walk(self, way: _Way, now: float) -> float:
@@ -304,7 +304,9 @@ class _Waiting:
                 continue
             step = way.steps[place]
             line = self.lines[step.stage]
-            leaves_at = max(at + step.seconds, earliest + step.spread_seconds)
+            ends_at = at + step.seconds
+            late = max(0.0, earliest - ends_at)  # what is late may take as long again
+            leaves_at = max(ends_at, earliest + step.spread_seconds, earliest + late)
             heapq.heapreplace(line.free_at, leaves_at + step.seconds * (line.stretch - 1))
             ends[place] = leaves_at
         placing = _Placing(way, ends, max(flight.since, earliest))

@@ -101,6 +101,7 @@ def targets_of(
                 joins=header.joins,
                 trail=trail,
                 retained_by=retained_by if is_retained else None,
+                terms=header.terms,
             )
             parts = {name: source.path for name, source in sources.items()}
             found[node.id] = StageTarget(onward, node.stage, parts, is_retained)

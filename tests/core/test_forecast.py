@@ -118,15 +118,17 @@ def test_it_follows_where_requests_really_are() -> None:
     assert prediction.wait_seconds == 0.0
 
 
-def test_what_runs_late_is_done_soon_but_not_yet() -> None:
-    """A request whose time is over may end any moment: as soon as news can have come."""
+def test_what_runs_late_may_take_as_long_again() -> None:
+    """The longer a stage is over its time the later it is expected: it may hang, or have become slower."""
     forecast = _forecast({"a": 10.0}, {"a": 1})
     forecast.predict("video", "", 0.0)
     forecast.take("first", "video", "", 0.0)
     forecast.started("first", "0", 0.0, 0.0)
-    prediction = forecast.predict("video", "", 50.0)
-    assert prediction is not None
-    assert prediction.wait_seconds <= REPORT_SECONDS
+    for now, wait in ((9.0, 1.0), (10.0 + REPORT_SECONDS, 0.0), (15.0, 5.0), (50.0, 40.0)):
+        forecast.redraw(now)
+        prediction = forecast.predict("video", "", now)
+        assert prediction is not None
+        assert prediction.wait_seconds == pytest.approx(wait, abs=2 * REPORT_SECONDS + 1e-9)
 
 
 def test_a_diamond_waits_for_its_longest_arm() -> None:

@@ -48,3 +48,18 @@ async def shown(ctx: StageContext[None], text: str) -> str:
 def film(name: str) -> str:
     """One behind the other."""
     return shown(slow(name))
+
+
+@stage(isolation="loop")
+async def napping(ctx: StageContext[None], seconds: float, is_held: bool) -> str:
+    """Takes so long, and for as long as it has to step if it is held."""
+    await asyncio.sleep(seconds)
+    if is_held:
+        await may_step.acquire()
+    return "rested"
+
+
+@workflow
+def nap(seconds: float, is_held: bool) -> str:
+    """It alone."""
+    return napping(seconds, is_held)
