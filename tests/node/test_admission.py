@@ -21,7 +21,7 @@ _PLAIN = Terms()
 
 
 async def test_a_place_is_taken_before_the_body_and_left_if_nothing_comes_of_it() -> None:
-    """While a body arrives its request has a place; if it breaks off or is malformed it leaves it (fault 83)."""
+    """While a body arrives its request has a place, and leaves it if nothing comes of it (fault 83)."""
     async with proxy() as served:
         frontend = served.frontend
         head = "POST /v1/requests?workflow=echo HTTP/1.1\nContent-Type: application/json\nContent-Length: 28"
