@@ -185,6 +185,7 @@ async def _compose(
         now=parts.now,
         monotonic=parts.monotonic,
         rng=parts.rng,
+        weights=weights_of(options.weights),
     )
     outbox.deliver_locally(env.control_address, control.dispatch)
     imports = WorkflowImports(parts.workflows)

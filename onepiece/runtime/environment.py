@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from attrs import field, frozen
 
+from onepiece.core.fair_door import Weights
 from onepiece.core.routing import RouteEpoch, RouteTable, life_of, rendezvous
 from onepiece.errors import NodeUnreachable
 from onepiece.graph import WorkflowGraph
@@ -192,6 +193,7 @@ class Environment:
     """What deadlines and headers are written in."""
     monotonic: Clock = time.monotonic
     rng: random.Random = field(factory=random.SystemRandom)
+    weights: Weights = field(factory=Weights)
     call_numbers: Iterator[int] = field(init=False)
     """One sequence for the whole node, since several of its parts may be answered by the same kind of
     message. It begins anywhere, since answers to an earlier life may come to this one's address."""
