@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import frozen
 
-from simulations import cluster_command, explore_command, ring_schedules
+from simulations import admission_command, cluster_command, explore_command, ring_schedules
 from simulations.chaos import command as chaos_command
 
 
@@ -22,6 +22,12 @@ class Command:
 
 
 COMMANDS: Final = {
+    "admission": Command(
+        admission_command.HELP,
+        admission_command.__doc__,
+        admission_command.add_arguments,
+        admission_command.run_command,
+    ),
     "chaos": Command(
         chaos_command.HELP, chaos_command.__doc__, chaos_command.add_arguments, chaos_command.run
     ),

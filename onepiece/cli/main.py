@@ -25,6 +25,7 @@ BENCHES: Final = {
     "hop": "onepiece.cli.bench_hop",
     "memory": "onepiece.cli.bench_memory",
     "delivery": "onepiece.cli.bench_delivery",
+    "admission": "onepiece.cli.bench_admission",
 }
 
 
