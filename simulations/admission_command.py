@@ -2,8 +2,8 @@
 
 Three stages in a row (1 s, 5 s and 1 s; 4, 20 and 4 workers: four requests a second) behind one proxy or
 several that let a request wait for ``--wait-factor`` times what it takes unloaded. Everything is simulated
-but the door, which is the product's own. P95 is compared with that of a nearly idle set, goodput with what was
-offered or the stages can do, whichever is less.
+but the door, which is the product's own. P95 is compared with that of a nearly idle set, goodput with what
+was offered or the stages can do, whichever is less.
 """
 
 import argparse

@@ -23,7 +23,7 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -42,8 +42,9 @@ from onepiece.requests import Terms
 
 _STAGES: Final = {"encode": (2.3, 8), "denoise": (60.0, 256), "decode": (7.1, 30)}
 """Seconds, and workers in all: about four requests a second."""
-_WARM_SECONDS: Final = 240.0
-_WARM_RATE: Final = 50.0
+_WARM_FACTOR: Final = 3.0
+"""The set is full when it was asked for so many times what a request takes, at a few times its rate."""
+_WARM_LOAD: Final = 2.5
 _CONNECTIONS: Final = 32
 _TARGET_MS: Final = 1.0
 
@@ -84,6 +85,7 @@ class _FullSet:
     """A door, and requests that go through the stages behind it in simulated time."""
 
     tenants: int
+    stages: Mapping[str, tuple[float, int]]
     rng: random.Random = field(factory=lambda: random.Random(1))  # noqa: S311 - no secret
     now: float = 0.0
     door: Admission = field(init=False)
@@ -93,8 +95,8 @@ class _FullSet:
     def __attrs_post_init__(self) -> None:
         rules = AdmissionRules(wait_factor=0.2)
         self.door = Admission(RequestBudget(BudgetLimits(total=1000, each=1000)), rules, life="bench")
-        workers = {name: count for name, (_, count) in _STAGES.items()}
-        self.door.set_up([WorkflowShape.line("video", _STAGES)], workers)
+        workers = {name: count for name, (_, count) in self.stages.items()}
+        self.door.set_up([WorkflowShape.line("video", self.stages)], workers)
 
     def offer(self, gap: float) -> float:
         """Ask once, ``gap`` seconds after the last time; the seconds that it took."""
@@ -114,7 +116,7 @@ class _FullSet:
 
     def _follow(self, uid: str) -> None:
         at = self.now
-        for step, (seconds, _) in enumerate(_STAGES.values()):
+        for step, (seconds, _) in enumerate(self.stages.values()):
             name = f"{step}"
             begin, end = at, at + seconds * self.rng.uniform(0.95, 1.05)
             self._at(begin, lambda name=name, at=begin: self.door.started(uid, name, at, self.now))  # type: ignore[misc]
@@ -127,11 +129,12 @@ class _FullSet:
         heapq.heappush(self._events, (moment, self._count, act))
 
 
-def decide(tenants: int, rate: float, decisions: int) -> Decisions:
-    """Measure the door alone."""
-    full = _FullSet(tenants)
-    for _ in range(int(_WARM_SECONDS * _WARM_RATE)):  # until requests have ended and the set is full
-        full.offer(1 / _WARM_RATE)
+def decide(tenants: int, rate: float, decisions: int, stages: Mapping[str, tuple[float, int]]) -> Decisions:
+    """Measure the door alone; ``stages`` are the seconds and the workers of each."""
+    full = _FullSet(tenants, stages)
+    warm_rate = _WARM_LOAD * min(workers / seconds for seconds, workers in stages.values())
+    while full.now < _WARM_FACTOR * sum(seconds for seconds, _ in stages.values()):
+        full.offer(1 / warm_rate)
     admitted = full.door.counts["admitted"]
     took = sorted(full.offer(1 / rate) for _ in range(decisions))
     return Decisions(
@@ -244,7 +247,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     configure(level="warning")
-    found = [decide(tenants, options.rate, options.decisions) for tenants in options.tenants]
+    found = [decide(tenants, options.rate, options.decisions, _STAGES) for tenants in options.tenants]
     refusals = None
     if options.http_seconds > 0:
         with ends_with_sigterm():

@@ -9,13 +9,16 @@ import onepiece
 from onepiece.client import ClientOptions
 from onepiece.errors import ConfigError, InvalidInput, Overloaded
 from onepiece.node.http_testing import FakeFrontend
-from onepiece.node.options import read_options, weights_of
+from onepiece.node.node import open_node
+from onepiece.node.options import NodeOptions, read_options, weights_of
 from onepiece.node.proxy import ProxyOptions, build_app, serve
+from onepiece.node.stopping import StopSignal
 from onepiece.requests import Terms
 from stages.echo import echo
 from tests.node import waiting_stages
 from tests.node.in_process import ended, open_nodes, proxy_of
 from tests.node.proxy_set import proxy, until
+from transports import Address
 
 _PLAIN = Terms()
 
@@ -192,3 +195,22 @@ def test_options_of_the_door() -> None:
     ):
         with pytest.raises(ConfigError, match=flags[0]):
             read_options(flags, {})
+
+
+async def test_proxies_share_one_set_and_a_dead_ones_share_is_the_others(tmp_path: Path) -> None:
+    """What one proxy has seen the other knows; when it leaves, all of the set is the first one's again."""
+    async with open_nodes("tests.node.waiting_stages:nap", directory=tmp_path, workers=1) as nodes:
+        first = proxy_of(nodes[0])
+        options = NodeOptions(roles=frozenset({"proxy"}), join=Address.parse(nodes[0].address))
+        async with open_node(options, StopSignal()) as second_node:
+            second = proxy_of(second_node)
+            await until(lambda: second.readiness().ready and first.admission()["proxies"] == 2)
+            inputs = {"seconds": 0.05, "is_held": False}
+            accepted = await first.submit("nap", inputs, timeout_seconds=60.0, key=None)
+            await ended(first, accepted.uid)
+            await until(lambda: second.admission()["workflows"]["nap"]["unloaded_seconds"] is not None)
+            assert second.admission()["counts"]["admitted"] == 0
+            await until(lambda: second.admission()["share"] < 1 and first.admission()["share"] < 1)
+            second_node.member.farewell()
+            await until(lambda: first.admission()["proxies"] == 1)
+            assert first.admission()["share"] == 1.0
