@@ -1,7 +1,7 @@
 """The part of ``onepiece bench admission`` that loads real processes: who is let in, and how long that takes.
 
-A node with all roles in a process of its own serves three stages that wait (0.4 s, 2 s, 0.4 s; 4, 20 and 4 at
-once: ten requests a second), with ``--wait-factor 0.2``. Requests come at random, each by our own client,
+A node with all roles in a process of its own serves three stages that wait (1 s, 5 s, 1 s; 2, 10 and 2 at once:
+two requests a second), with ``--wait-factor 0.2``. Requests come at random, each by our own client,
 and are not sent again when refused. The seconds before a load is counted fill or empty the set.
 """
 
@@ -19,10 +19,10 @@ from onepiece.cli.bench_stages import DOZE_SECONDS, through_dozes
 from onepiece.client import Client
 from onepiece.errors import OnePieceError, Overloaded
 
-_RATE: Final = 10.0
+_RATE: Final = 2.0
 """What the stages can do in a second."""
-_SETTLE_SECONDS: Final = 3 * sum(DOZE_SECONDS)
-_IDLE_REQUESTS: Final = 8
+_SETTLE_SECONDS: Final = 2 * sum(DOZE_SECONDS)
+_IDLE_REQUESTS: Final = 4
 _WORKFLOW: Final = "onepiece.cli.bench_stages:through_dozes"
 
 

@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 LAPS: Final = 3
-DOZE_SECONDS: Final = (0.4, 2.0, 0.4)
+DOZE_SECONDS: Final = (1.0, 5.0, 1.0)
 
 
 @stage(isolation="loop")
@@ -94,21 +94,21 @@ def through_threads_laps(payload: bytes) -> bytes:
     return payload
 
 
-@stage(isolation="loop", concurrency=4)
+@stage(isolation="loop", concurrency=2)
 async def doze_first(ctx: StageContext[None], payload: bytes) -> bytes:
-    """Wait as for a device, four at once: ten a second."""
+    """Wait as for a device, two at once: two a second."""
     await asyncio.sleep(DOZE_SECONDS[0])
     return payload
 
 
-@stage(isolation="loop", concurrency=20)
+@stage(isolation="loop", concurrency=10)
 async def doze_second(ctx: StageContext[None], payload: bytes) -> bytes:
-    """The same for five times as long, and twenty at once."""
+    """The same for five times as long, and ten at once."""
     await asyncio.sleep(DOZE_SECONDS[1])
     return payload
 
 
-@stage(isolation="loop", concurrency=4)
+@stage(isolation="loop", concurrency=2)
 async def doze_third(ctx: StageContext[None], payload: bytes) -> bytes:
     """As the first one."""
     await asyncio.sleep(DOZE_SECONDS[2])
@@ -117,5 +117,5 @@ async def doze_third(ctx: StageContext[None], payload: bytes) -> bytes:
 
 @workflow
 def through_dozes(payload: bytes) -> bytes:
-    """Three stages that can do ten requests a second, for ``onepiece bench admission``."""
+    """Three stages that can do two requests a second, for ``onepiece bench admission``."""
     return doze_third(doze_second(doze_first(payload)))
