@@ -54,6 +54,14 @@ assert PARAMETERS_MAX < TREE_NODES_MAX
 assert ALIGNMENT_BYTES & (ALIGNMENT_BYTES - 1) == 0
 assert STAGES_PER_WORKFLOW_MAX * CONSTANT_BYTES_MAX <= CONTROL_BYTES_MAX
 
+# Messages that no inbox's ring holds: their receiver pulls them from their sender.
+PULLED_BYTES_MAX: Final = 2 * GIB
+"""Memory of one inbox for such messages: what it holds at a time, and so the longest of them."""
+EXPORTED_BYTES_MAX: Final = 2 * GIB
+"""What one link lends to its peer until the peer has pulled it; further messages wait."""
+
+assert HEADER_BYTES_MAX + BYTES_INPUT_BYTES_MAX < PULLED_BYTES_MAX <= EXPORTED_BYTES_MAX
+
 # Errors and reports, whatever a stage puts into them: well below what a message or a store takes.
 ERROR_SHOWN_BYTES_MAX: Final = 1 * KIB
 """A value that is shown as ``repr`` does, a name."""
@@ -104,6 +112,10 @@ STORES_RETURN_SECONDS: Final = 5.0
 """How long behind its first route table a node takes into account that store nodes may still join."""
 STORES_FORGOTTEN_SECONDS: Final = 600.0
 """How long a store node that is gone is expected back, with what lies on its disk."""
+KEY_CLAIMS_MAX: Final = 16 * KIB
+"""Keys that a store node has promised to requests whose records it does not have yet."""
+KEY_CLAIM_SECONDS: Final = 30.0
+"""How long such a promise stands, unless the record comes, or its proxy lets go of it or dies."""
 CHECKPOINT_LINGER_SECONDS: Final = 60.0
 """How long behind its request's deadline a checkpoint is kept that nobody has released."""
 FOLLOWERS_PER_REQUEST_MAX: Final = 64

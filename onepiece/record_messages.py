@@ -5,6 +5,7 @@ keep it from before the client is told "accepted" until the request has ended.
 
 ::
 
+    owner --ClaimKey--> store --KeyClaimed--> owner --ReleaseClaim--> store
     owner --RequestRecord--> store --RecordKept--> owner
     proxy --ListOrphans, FindRecord, ReadRecord--> store --OrphansListed, RecordFound, ResultPiece--> proxy
     proxy --TakeOver--> store --TakenOver--> proxy --AdoptRequests--> every node --RequestsHeld--> proxy
@@ -52,6 +53,40 @@ class RecordKept:
     call: int
     uid: str
     error: Mapping[str, Any] | None = None
+
+
+@register
+@frozen
+class ClaimKey:
+    """Before a request's record goes anywhere: is its key free? Answered by ``KeyClaimed``."""
+
+    call: int
+    reply_to: str
+    key: str
+    uid: str
+    owner_life: str
+
+
+@register
+@frozen
+class KeyClaimed:
+    """Whether the key is this request's for a while; if not, ``uid`` is the request that it stands for.
+
+    Without that another proxy has claimed the key, and has not got its record here yet.
+    """
+
+    call: int
+    granted: bool
+    uid: str | None = None
+
+
+@register
+@frozen
+class ReleaseClaim:
+    """This request does not need the key, or not this store node's word for it."""
+
+    key: str
+    uid: str
 
 
 @register

@@ -7,7 +7,13 @@ from typing import Final
 
 from attrs import frozen
 
-from simulations import admission_command, cluster_command, explore_command, ring_schedules
+from simulations import (
+    admission_command,
+    capacity_command,
+    cluster_command,
+    explore_command,
+    ring_schedules,
+)
 from simulations.chaos import command as chaos_command
 
 
@@ -27,6 +33,9 @@ COMMANDS: Final = {
         admission_command.__doc__,
         admission_command.add_arguments,
         admission_command.run_command,
+    ),
+    "capacity": Command(
+        capacity_command.HELP, capacity_command.__doc__, capacity_command.add_arguments, capacity_command.run
     ),
     "chaos": Command(
         chaos_command.HELP, chaos_command.__doc__, chaos_command.add_arguments, chaos_command.run

@@ -22,7 +22,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from simulations.cluster import Report, run_seed
-from simulations.sim_plan import FAULTS, Plan
+from simulations.sim_plan import FAULTS, STALL, Plan
 
 HELP: Final = "run the whole cluster on virtual time, with faults drawn from a seed"
 
@@ -35,11 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (%(default)s)")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds (%(default)s)")
     parser.add_argument(
-        "--seeds-from", type=Path, help="run the seeds at the beginnings of this file's lines"
+        "--seeds-from",
+        type=Path,
+        help="run the seeds at the beginnings of this file's lines, each with the faults it names: 7:stall",
     )
     parser.add_argument("--nodes", type=int, help="nodes of the cluster (default: 3 to 6, drawn)")
     parser.add_argument("--requests", type=int, help="requests of all clients (default: 10 to 24, drawn)")
-    parser.add_argument("--faults", help=f"these faults only: none, or some of {','.join(FAULTS)}")
+    parser.add_argument("--faults", help=f"these faults only: none, or some of {','.join((*FAULTS, STALL))}")
     parser.add_argument("--jobs", type=int, default=1, help="seeds at work at once (%(default)s)")
     parser.add_argument("--verbose", action="store_true", help="tell the whole story")
 
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry the command out; returns its exit status."""
     _pin_hashes()
-    plans = [_plan(seed, arguments) for seed in _seeds(arguments)]
+    plans = [_plan(seed, faults, arguments) for seed, faults in _seeds(arguments)]
     print(f"commit {_commit()}, {len(plans)} seeds from {plans[0].seed}" if plans else "no seeds")
     begun = time.perf_counter()
     endings: Counter[str] = Counter()
@@ -81,20 +83,23 @@ def _pin_hashes() -> None:
         os.execve(sys.executable, arguments, environment)  # noqa: S606  # this very command again
 
 
-def _seeds(arguments: argparse.Namespace) -> list[int]:
+def _seeds(arguments: argparse.Namespace) -> list[tuple[int, str | None]]:
+    """Each seed, and the faults that it is run with instead of those that it draws."""
     if arguments.seeds_from is None:
-        return list(range(arguments.seed, arguments.seed + arguments.seeds))
+        seeds = range(arguments.seed, arguments.seed + arguments.seeds)
+        return [(seed, arguments.faults) for seed in seeds]
     lines = arguments.seeds_from.read_text(encoding="utf-8").splitlines()
-    return [int(line.split()[0]) for line in lines if line.strip() and not line.startswith("#")]
+    named = [line.split()[0].partition(":") for line in lines if line.strip() and not line.startswith("#")]
+    return [(int(seed), faults or arguments.faults) for seed, _, faults in named]
 
 
-def _plan(seed: int, arguments: argparse.Namespace) -> Plan:
+def _plan(seed: int, faults: str | None, arguments: argparse.Namespace) -> Plan:
     plan = Plan.draw(seed, nodes=arguments.nodes, requests=arguments.requests)
-    if arguments.faults is None:
+    if faults is None:
         return plan
-    if arguments.faults == "none":
+    if faults == "none":
         return plan.without_faults()
-    return evolve(plan, faults=tuple(arguments.faults.split(",")))
+    return evolve(plan, faults=tuple(faults.split(",")))
 
 
 def _commit() -> str:

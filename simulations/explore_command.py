@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument("--quick", action="store_true", help="small settings, within a minute (the default)")
     parser.add_argument("--full", action="store_true", help="all settings, some minutes and gigabytes")
-    parser.add_argument("--mutants", action="store_true", help="ten wrong rings, each of which must be found")
+    parser.add_argument("--mutants", action="store_true", help="wrong rings, each of which must be found")
     parser.add_argument("--published", action="store_true", help="two published queues, and how they fail")
     parser.add_argument("--traces", action="store_true", help="print the trace of every mutant too")
     parser.add_argument(
@@ -107,7 +107,9 @@ def _explore_settings(settings: Sequence[Setting], jobs: int) -> bool:
     held = True
     states = 0
     for setting, found in _in_order(report, settings, jobs):
-        messages = " | ".join(" ".join(map(str, granules)) for granules in setting.messages)
+        messages = " | ".join(
+            " ".join(str(granules or "pulled") for granules in each) for each in setting.messages
+        )
         broken = int(found.promise is not None and not found.stuck)
         cells = (
             len(setting.messages),
@@ -135,12 +137,15 @@ def _also(setting: Setting) -> str:
     told = {
         f"{setting.suspicions} wrong suspicion": setting.suspicions,
         f"{setting.cuts} cut": setting.cuts,
-        f"{setting.damages} damage": setting.damages,
+        f"{setting.damages} damage{'s' if setting.damages > 1 else ''}": setting.damages,
         "guarded": setting.guarded,
         "hashes": setting.hashes,
         "torn reads": setting.torn_reads,
         "torn loads": setting.torn_loads,
         "deaths noticed": setting.deaths_noticed,
+        f"{setting.places} lent at a time": setting.places > 1,
+        "no generation": not setting.checks_generation,
+        "regions retire": setting.retires,
         "near wrap": setting.near_wrap,
         "old snapshots": setting.moduli is not None,
     }

@@ -18,6 +18,7 @@ from transports.operations import (
     Guarded,
     Load,
     Operation,
+    Pull,
     Read,
     Store,
     Write,
@@ -33,6 +34,9 @@ LATE: Final = 1e9
 
 TAIL_CELL: Final = 0
 HEAD_CELL: Final = 1
+
+EXPORT_KEY_BYTES: Final = GRANULE_BYTES - 16
+"""So long that an offer is one granule."""
 
 Piece: TypeAlias = tuple[int, int]
 """A cell and its new content."""
@@ -53,9 +57,12 @@ class SmallCounters(Geometry):
 
 
 class Cells:
-    """Which cell stands where, and which byte strings the numbers in cells mean."""
+    """Which cell stands where, and which byte strings the numbers in cells mean.
 
-    def __init__(self, geometry: Geometry) -> None:
+    Behind the region's own cells stand those of what producers lend: a header and a granule for each place.
+    """
+
+    def __init__(self, geometry: Geometry, producers: int = 0, places: int = 0) -> None:
         self.geometry = geometry
         self.values: list[bytes] = [b""]
         self._numbers: dict[bytes, int] = {}
@@ -71,7 +78,14 @@ class Cells:
         for granule in range(geometry.granule_count):
             self._spans.append((geometry.payload_offset(granule), GRANULE_BYTES))
         self._at = {offset: cell for cell, (offset, _) in enumerate(self._spans)}
-        self.count = len(self._spans)
+        self.first_export = len(self._spans)
+        self._places = places
+        self.count = self.first_export + 2 * producers * places
+
+    def export_cells(self, producer: int, index: int) -> tuple[int, int]:
+        """Header and granule of a place in which ``producer`` lends."""
+        header = self.first_export + 2 * (producer * self._places + index)
+        return header, header + 1
 
     def number(self, value: Bytes) -> int:
         """The number of a byte string."""
@@ -129,7 +143,10 @@ class Cells:
         if cell < self.first_granule:
             slot, body = divmod(cell - self.first_slot, 2)
             return f"{'body' if body else 'commit word'} of slot {slot}"
-        return f"payload granule {cell - self.first_granule}"
+        if cell < self.first_export:
+            return f"payload granule {cell - self.first_granule}"
+        place, granule = divmod(cell - self.first_export, 2)
+        return f"{'granule' if granule else 'header'} of export {place}"
 
 
 # What a local state is about to do.
@@ -175,7 +192,21 @@ class Revoke:
     sessions: tuple[int, ...]
 
 
-Step: TypeAlias = Fetch | Swap | Post | Put | Revoke
+@frozen
+class Take:
+    """``Pull``: the granule is read first, then the header."""
+
+    key: bytes
+    seen: int | None = None
+    """The number in the granule, once it was read."""
+
+
+@frozen
+class Lend:
+    """A producer lends its next message."""
+
+
+Step: TypeAlias = Fetch | Swap | Post | Put | Revoke | Take | Lend
 
 
 def as_step(operation: Operation, cells: Cells) -> Step:
@@ -194,6 +225,8 @@ def as_step(operation: Operation, cells: Cells) -> Step:
             return Put((cell, number))
         case Fence(sessions):
             return Revoke(sessions)
+        case Pull(_, key, _):
+            return Take(key)
         case _:
             raise AssertionError(f"the ring's programs do not use {operation!r}")
 

@@ -22,6 +22,7 @@ from simulations.ring_cells import (
     Piece,
     Put,
     Step,
+    Take,
     as_step,
 )
 from transports.operations import (
@@ -53,9 +54,13 @@ class ConsumerBooks(NamedTuple):
 class ModelConsumer(Consumer):
     """The product's consumer, whose books can be taken and given back."""
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, pulled_bytes_max: int = 0) -> None:
         super().__init__(
-            geometry, generation=GENERATION, lease_seconds=LEASE_SECONDS, slowest_bytes_per_second=1.0
+            geometry,
+            generation=GENERATION,
+            lease_seconds=LEASE_SECONDS,
+            slowest_bytes_per_second=1.0,
+            pulled_bytes_max=pulled_bytes_max,
         )
         self.deliveries: dict[int, Delivery] = {}
         self.handed: list[Delivery] = []
@@ -113,6 +118,9 @@ class ModelConsumer(Consumer):
         table.closing = list(books.closing)
         table.free = deque(books.free)
         self.deliveries = {delivery.sequence: delivery for delivery in books.deliveries}
+        self._pulled_bytes = sum(
+            delivery.length for delivery in books.deliveries if delivery.content is not None
+        )
 
 
 class BlindConsumer(ModelConsumer):
@@ -148,6 +156,20 @@ class Close:
     """A connection is lost."""
 
     session: int
+
+
+@frozen
+class Glimpse:
+    """The granule of an export was read, its header not yet."""
+
+    number: int
+
+
+@frozen
+class Pulled:
+    """The outcome of a pull."""
+
+    content: bytes | None
 
 
 Call: TypeAlias = Poll | Release
@@ -248,6 +270,29 @@ class ConsumerPrograms:
             local.next[outcome] = following
         return following
 
+    def glimpse(self, local: LocalConsumer, number: int) -> LocalConsumer:
+        """The granule of what is pulled has been read; the header follows later."""
+        assert isinstance(local.step, Take)
+        key = Glimpse(number)
+        following = local.next.get(key)
+        if following is None:
+            consumer, _ = self._replay(local.books, local.call, local.outcomes)
+            consumer.handed.clear()
+            step = Take(local.step.key, number)
+            following = local.next[key] = self._intern(
+                consumer, local.books, local.call, (*local.outcomes, key), step
+            )
+        return following
+
+    def pulled(self, local: LocalConsumer, content: bytes | None) -> LocalConsumer:
+        """A pull is over."""
+        key = Pulled(content)
+        following = local.next.get(key)
+        if following is None:
+            following = self._enter(local.books, local.call, (*local.outcomes, key))
+            local.next[key] = following
+        return following
+
     def open(self, local: LocalConsumer, identity: str) -> Opened:
         """A producer connects while the consumer is idle or waits for a fence."""
         key = (local, identity)
@@ -321,6 +366,10 @@ class ConsumerPrograms:
                     consumer.open_session(outcome.identity)
                 elif isinstance(outcome, Close):
                     consumer.close_session(outcome.session)
+                elif isinstance(outcome, Glimpse):
+                    pass
+                elif isinstance(outcome, Pulled):
+                    operation = program.send(outcome.content)
                 elif isinstance(outcome, Release):
                     for _ in consumer.release(consumer.deliveries[outcome.sequence]):
                         pass

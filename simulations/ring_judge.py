@@ -18,7 +18,7 @@ class Judge:
     def __init__(self, setting: Setting, cells: Cells) -> None:
         self._cells = cells
         self.contents = [
-            [_content(name, number, granules) for number, granules in enumerate(messages)]
+            [_content(name, number, granules or 1) for number, granules in enumerate(messages)]
             for name, messages in zip(NAMES, setting.messages, strict=False)
         ]
         """What each producer sends."""
@@ -31,7 +31,10 @@ class Judge:
     def hand_over(self, delivery: Delivery, memory: Memory, handed: tuple[int, ...]) -> Violation | None:
         """Promises 1 and 2: this is the next message of its producer, whole."""
         producer = NAMES.index(delivery.identity)
-        found = tuple(memory[cell] for cell in self._cells_of(delivery))
+        if delivery.content is None:
+            found = tuple(memory[cell] for cell in self._cells_of(delivery))
+        else:
+            found = (self._cells.number(delivery.content),)
         expected = self._expected[producer]
         if delivery.number >= len(expected) or found != expected[delivery.number]:
             return Violation(2, f"{_name(delivery)} is handed over with bytes that are not its own")
@@ -62,6 +65,8 @@ class Judge:
         return Violation(3, f"{counted} messages of {identity} are acknowledged, not all handed over")
 
     def _cells_of(self, delivery: Delivery) -> tuple[int, ...]:
+        if delivery.content is not None:
+            return ()
         return self._cells.in_range(delivery.offset, delivery.length)
 
 

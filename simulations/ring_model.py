@@ -28,32 +28,29 @@ Checked in every transition: promises 1, 2, 3 and 5 of the ring. ``simulations.e
 """
 
 from collections.abc import Iterator
-from typing import Final, TypeVar
+from typing import Final
 
 from simulations.ring_cells import (
-    GENERATION,
     HEAD_CELL,
-    LEASE_SECONDS,
     TAIL_CELL,
-    Cells,
     Fetch,
     Group,
+    Lend,
     Piece,
     Post,
     Put,
     Revoke,
-    SmallCounters,
     Swap,
+    Take,
 )
 from simulations.ring_consumer import (
     Call,
-    ConsumerPrograms,
     LocalConsumer,
     Poll,
     Release,
 )
-from simulations.ring_judge import Judge
-from simulations.ring_producer import LocalProducer, ModelProducer, ProducerPrograms
+from simulations.ring_producer import LocalProducer
+from simulations.ring_pulls import PullingWorld
 from simulations.ring_state import (
     DEAD,
     LOST,
@@ -63,50 +60,20 @@ from simulations.ring_state import (
     Memory,
     Move,
     Queue,
-    Setting,
     State,
-    Table,
     Violation,
 )
+from simulations.ring_world import replaced
 from transports.operations import EXPIRED
 from transports.ring.invariants import broken_positions
-from transports.ring.layout import GRANULE_BYTES, POSITION_MASK, pack_position, unpack_position
+from transports.ring.layout import POSITION_MASK, pack_position, unpack_position
 
 _POLL: Final = Poll()
 _LATE_POLL: Final = Poll(late=True)
 
 
-class RingModel:
+class RingModel(PullingWorld):
     """All transitions of one setting."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.count = len(setting.messages)
-        sessions = self.count + setting.spare_sessions
-        geometry = SmallCounters(setting.slots, setting.granules * GRANULE_BYTES, sessions)
-        if setting.moduli is not None:
-            geometry = geometry.with_moduli(*setting.moduli)
-        self.geometry = geometry
-        self.cells = Cells(geometry)
-        self.memories: Table[Memory] = Table()
-        self.everybody: Table[tuple[int, ...]] = Table()
-        self.queues: Table[tuple[Queue, ...]] = Table()
-        self.ghosts: Table[Ghost] = Table()
-        self._judge = Judge(setting, self.cells)
-        self.consumer = ConsumerPrograms(lambda: setting.consumer(geometry), self.cells)
-        self.producers = [
-            ProducerPrograms(self._make_producer, contents, self.cells) for contents in self._judge.contents
-        ]
-
-    def _make_producer(self, session: int, first_number: int) -> ModelProducer:
-        return self.setting.producer(
-            self.geometry,
-            session=session,
-            generation=GENERATION,
-            first_number=first_number,
-            lease_seconds=LEASE_SECONDS,
-            guarded_bytes_max=1 << 20 if self.setting.guarded else 0,
-        )
 
     # The beginning and the end.
 
@@ -126,9 +93,8 @@ class RingModel:
             session, first_number = consumer.open_session(NAMES[producer])
             queues[session] = ()
             everybody.append(self.producers[producer].connected(session, first_number, 0.0).number)
-        ghost = Ghost(
-            (), (0,) * self.count, setting.crashes, setting.suspicions, setting.cuts, setting.damages
-        )
+        none = (0,) * self.count
+        ghost = Ghost((), none, setting.crashes, setting.suspicions, setting.cuts, setting.damages, none)
         return (
             self.memories.number(tuple(memory)),
             self.consumer.idle(consumer).number,
@@ -148,9 +114,9 @@ class RingModel:
         if consumer.cursor != sequence:
             return False
         return all(
-            local == DEAD or handed == len(messages)
-            for local, handed, messages in zip(
-                self.everybody.values[state[2]], ghost.handed, self.setting.messages, strict=True
+            local == DEAD or (handed == len(messages) and not self._lends(producer, local))
+            for producer, (local, handed, messages) in enumerate(
+                zip(self.everybody.values[state[2]], ghost.handed, self.setting.messages, strict=True)
             )
         )
 
@@ -175,7 +141,7 @@ class RingModel:
             for piece in group:
                 rest = tuple(other for other in group if other != piece)
                 following = (rest, *queue[1:]) if rest else queue[1:]
-                after = self.queues.number(_replaced(queues, session, following))
+                after = self.queues.number(replaced(queues, session, following))
                 yield ("land", session, piece[0]), self._landed(state, session, piece, after, state[4])
                 if ghost.damages and piece[0] >= self.cells.first_granule:
                     damaged = (piece[0], self.cells.number(b"damaged"))
@@ -197,17 +163,18 @@ class RingModel:
         memory = self.memories.values[state[0]]
         return (self._put(memory, piece), state[1], state[2], queues, ghost)
 
-    def _put(self, memory: Memory, piece: Piece) -> int:
-        cell, number = piece
-        return self.memories.number((*memory[:cell], number, *memory[cell + 1 :]))
-
     # The consumer.
 
     def _consumer_moves(self, state: State) -> Iterator[Move]:
         local = self.consumer.all[state[1]]
         if local.call is not None:
-            yield ("consume",), self._consumer_step(state, local)
-            if isinstance(local.step, Revoke):
+            if isinstance(local.step, Take):
+                yield from self._take(state, local, local.step)
+            elif isinstance(local.step, Revoke) and self.setting.retires:
+                yield from self._retire(state, local, local.step)
+            else:
+                yield ("consume",), self._consumer_step(state, local)
+            if isinstance(local.step, Revoke | Take):
                 for delivery in local.held:
                     released, pieces = self.consumer.release_at_fence(local, delivery.sequence)
                     after: State | Violation = state
@@ -283,25 +250,10 @@ class RingModel:
         look at the payload (the checker does, when it is handed over).
         """
         if cells[0] >= self.cells.first_granule:
-            return tuple([memory[cell] if self.setting.hashes else 0 for cell in cells])
+            return tuple([memory[cell] if self.setting.hashes or self._pulls else 0 for cell in cells])
         if self._is_slot(cells) and not memory[cells[0]]:
             return (0,) * len(cells)
         return tuple([memory[cell] for cell in cells])
-
-    def _revoked(self, state: State, session: int) -> State:
-        """Nothing of ``session`` lands from here on."""
-        queues = _replaced(self.queues.values[state[3]], session, None)
-        everybody = tuple(
-            LOST if number >= 0 and self.producers[producer].all[number].books.session == session else number
-            for producer, number in enumerate(self.everybody.values[state[2]])
-        )
-        return (
-            state[0],
-            state[1],
-            self.everybody.number(everybody),
-            self.queues.number(queues),
-            state[4],
-        )
 
     def _stored(
         self, state: State, local: LocalConsumer, piece: Piece, after: LocalConsumer
@@ -341,18 +293,6 @@ class RingModel:
             tuple([0 if entry.cells >> cell & 1 else number for cell, number in enumerate(before)])
         )
 
-    def _entered(self, state: State, local: LocalConsumer) -> State | Violation:
-        ghost_number = state[4]
-        for delivery in local.handed:
-            ghost = self.ghosts.values[ghost_number]
-            violation = self._judge.hand_over(delivery, self.memories.values[state[0]], ghost.handed)
-            if violation is not None:
-                return violation
-            producer = NAMES.index(delivery.identity)
-            handed = _replaced(ghost.handed, producer, ghost.handed[producer] + 1)
-            ghost_number = self.ghosts.number(ghost._replace(handed=handed))
-        return (state[0], local.number, state[2], state[3], ghost_number)
-
     # A producer.
 
     def _producer_moves(self, state: State, producer: int, number: int) -> Iterator[Move]:
@@ -378,18 +318,19 @@ class RingModel:
             yield ("read", producer), self._with_producer(state, producer, after.number)
         elif isinstance(step, Swap):
             yield from self._swap(state, producer, local, step)
+        elif isinstance(step, Lend):
+            yield ("lend", producer), self._lend(state, producer, local)
+        if local.books.lent and not local.outcomes and local.half is None:
+            yield from self._look(state, producer, local)
 
     def _now(self, ghost: Ghost) -> float:
         return float(ghost.clock)
 
-    def _with_producer(self, state: State, producer: int, number: int) -> State:
-        everybody = _replaced(self.everybody.values[state[2]], producer, number)
-        return (state[0], state[1], self.everybody.number(everybody), state[3], state[4])
-
     def _crashed(self, state: State, producer: int) -> State:
         ghost = self.ghosts.values[state[4]]
         less = self.ghosts.number(ghost._replace(crashes=ghost.crashes - 1))
-        return self._with_producer((*state[:4], less), producer, DEAD)
+        memory = self._withdrawn(state[0], producer, range(self.setting.places))
+        return self._with_producer((memory, *state[1:4], less), producer, DEAD)
 
     def _swap(self, state: State, producer: int, local: LocalProducer, swap: Swap) -> Iterator[Move]:
         programs = self.producers[producer]
@@ -445,13 +386,13 @@ class RingModel:
         before = self.queues.values[queues]
         queue = before[session]
         assert queue is not None
-        return self.queues.number(_replaced(before, session, queue + groups))
+        return self.queues.number(replaced(before, session, queue + groups))
 
     # Connections.
 
     def _reconnection(self, state: State, producer: int) -> Iterator[Move]:
         local = self.consumer.all[state[1]]
-        if not (local.call is None or isinstance(local.step, Revoke)) or not local.can_open:
+        if not (local.call is None or isinstance(local.step, Revoke | Take)) or not local.can_open:
             return
         if NAMES[producer] in local.identities.values():
             return
@@ -466,13 +407,14 @@ class RingModel:
         connected = self.producers[producer].connected(opened.session, opened.first_number, self._now(ghost))
         before = self.queues.values[state[3]]
         queue = before[opened.session] or ()
-        queues = self.queues.number(_replaced(before, opened.session, queue))
-        after = (state[0], opened.local.number, state[2], queues, state[4])
+        queues = self.queues.number(replaced(before, opened.session, queue))
+        memory = self._withdrawn(state[0], producer, range(self.setting.places))
+        after = (memory, opened.local.number, state[2], queues, state[4])
         yield ("reconnect", producer), self._with_producer(after, producer, connected.number)
 
     def _connection_moves(self, state: State) -> Iterator[Move]:
         local = self.consumer.all[state[1]]
-        if not (local.call is None or isinstance(local.step, Revoke)):
+        if not (local.call is None or isinstance(local.step, Revoke | Take)):
             return
         ghost = self.ghosts.values[state[4]]
         queues = self.queues.values[state[3]]
@@ -487,11 +429,11 @@ class RingModel:
                 continue
             less = self.ghosts.number(ghost._replace(cuts=ghost.cuts - alive))
             closed = self.consumer.close(local, session)
-            yield ("cut", session), self._revoked((state[0], closed.number, *state[2:4], less), session)
-
-
-Item = TypeVar("Item")
-
-
-def _replaced(items: tuple[Item, ...], place: int, item: Item) -> tuple[Item, ...]:
-    return (*items[:place], item, *items[place + 1 :])
+            after = (state[0], closed.number, *state[2:4], less)
+            if self.setting.retires:
+                for other in closed.identities:
+                    closed = self.consumer.close(closed, other)
+                for ended in self._with_other_memory((state[0], closed.number, *after[2:])):
+                    yield ("cut", session), ended
+            else:
+                yield ("cut", session), self._revoked(after, session)

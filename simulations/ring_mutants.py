@@ -1,23 +1,26 @@
-"""Ten ways to build the ring wrongly, each of which the explorer must find.
+"""Sixteen ways to build the ring wrongly, each of which the explorer must find.
 
 A mutant is the product's producer or consumer with one thing taken away or turned round, in the
 smallest setting in which that shows. The product has no switch for any of this.
 
-The hashes are off in all of them: what is shown is that the *order* of steps and the *fence* carry the
-promises. The hashes stand behind them, for damage and for adapters that show bytes late.
+The hashes are off in nearly all of them: what is shown is that the *order* of steps and the *fence* carry the
+promises. The hashes stand behind them, for damage and for adapters that show bytes late. They are on where
+the mutant lies behind damage that only they find; and their absence is a mutant where a region is retired.
 """
 
 from typing import Final
 
 from attrs import frozen
 
-from simulations.ring_consumer import BlindConsumer
-from simulations.ring_producer import BlindProducer
+from simulations.ring_consumer import BlindConsumer, ModelConsumer
+from simulations.ring_exports import EarlyExports
+from simulations.ring_producer import BlindProducer, ModelProducer
 from simulations.ring_state import Setting
-from transports.operations import Chain, Program, Write
+from transports.operations import Bytes, Chain, Program, Write
 from transports.ring import Delivery
 from transports.ring.consumer import Passed
 from transports.ring.layout import Slot
+from transports.ring.offers import Offer
 from transports.ring.producer import Message
 from transports.ring.recovery import Boundary
 from transports.ring.sessions import Identity
@@ -124,6 +127,22 @@ class PublishesHeadFirst(BlindConsumer):
         yield from ()
 
 
+class AcknowledgesBeforeThePull(BlindConsumer):
+    """Counts a message as delivered when its offer is there, and fetches it then."""
+
+    def _pull(self, slot: Slot, offer: Offer) -> Program[Bytes | None]:
+        yield self._acknowledgement(slot.session, slot.number + 1)
+        content = yield from super()._pull(slot, offer)
+        return content
+
+
+class DropsWhatCannotBePulled(ModelConsumer):
+    """Goes on behind an offer that cannot be had, and leaves its producer in the belief that it was."""
+
+    def _refuse(self, slot: Slot) -> Program[None]:
+        yield from ()
+
+
 @frozen
 class Mutant:
     """One wrong ring, and where its fault shows."""
@@ -162,6 +181,21 @@ MUTANTS: Final = (
         "head published before the payload was copied",
         Setting(((1, 1, 1),), granules=2, consumer=PublishesHeadFirst),
     ),
+    Mutant(
+        "what is lent is taken back before it is delivered",
+        Setting(((0,),), exports=EarlyExports, checks_generation=False),
+    ),
+    Mutant("a pull without a check of the generation", Setting(((0,),), cuts=1, checks_generation=False)),
+    Mutant("acknowledgement before the pull", Setting(((0,),), consumer=AcknowledgesBeforeThePull)),
+    Mutant(
+        "what cannot be pulled is dropped, without a fence",
+        Setting(((0,),), damages=1, hashes=True, producer=ModelProducer, consumer=DropsWhatCannotBePulled),
+    ),
+    Mutant(
+        "writes of a retired region reach the new one",
+        Setting(_TWO, suspicions=1, retires=True, retired_writes_land=True),
+    ),
+    Mutant("a region is retired without hashes", Setting(_TWO, suspicions=1, retires=True)),
 )
 
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from attrs import define, field, frozen
 
-from simulations.ring_cells import HEAD_CELL, TAIL_CELL, Cells, Fetch, Step, as_step
+from simulations.ring_cells import HEAD_CELL, TAIL_CELL, Cells, Fetch, Lend, Step, as_step
+from simulations.ring_exports import Place, books_of, offer_of
 from transports.operations import Bytes, Pause
 from transports.ring import Producer
 from transports.ring.layout import GRANULE_BYTES
+from transports.ring.offers import Exports, Lent
 
 
 class ProducerBooks(NamedTuple):
@@ -26,6 +28,7 @@ class ProducerBooks(NamedTuple):
     head: int
     usable_until: float
     next_number: int
+    lent: tuple[Lent, ...] = ()
 
 
 class ModelProducer(Producer):
@@ -33,11 +36,19 @@ class ModelProducer(Producer):
 
     hash_after_post_bytes = 1
     """Payload and slot are posted apart: one more place in which to die."""
+    lent: tuple[Lent, ...] = ()
+    """What this session lends."""
+
+    def message_hash(self, content: bytes) -> int:
+        """What an offer says of a message."""
+        return self._hash_payload((content,))
 
     def books(self) -> ProducerBooks:
         """Everything on which ``send`` depends between two programs."""
         assert not self.in_doubt
-        return ProducerBooks(self._session, self._tail, self._head, self._usable_until, self.next_number)
+        return ProducerBooks(
+            self._session, self._tail, self._head, self._usable_until, self.next_number, self.lent
+        )
 
     def load(self, books: ProducerBooks) -> None:
         """Continue from these books."""
@@ -45,6 +56,7 @@ class ModelProducer(Producer):
         self._head = books.head
         self._usable_until = books.usable_until
         self.next_number = books.next_number
+        self.lent = books.lent
 
 
 class BlindProducer(ModelProducer):
@@ -85,11 +97,21 @@ class ProducerPrograms:
     """The local states of one identity."""
 
     def __init__(
-        self, make: Callable[[int, int], ModelProducer], messages: Sequence[bytes], cells: Cells
+        self,
+        make: Callable[[int, int], ModelProducer],
+        messages: Sequence[bytes],
+        cells: Cells,
+        *,
+        pulled: Sequence[bool],
+        exports: type[Exports],
+        places: int,
     ) -> None:
         self._make = make
         self._messages = messages
         self._cells = cells
+        self._pulled = pulled
+        self._exports = exports
+        self._places = places
         self._known: dict[Any, LocalProducer] = {}
         self.all: list[LocalProducer] = []
 
@@ -132,10 +154,36 @@ class ProducerPrograms:
             outcome = self._cells.image(step.offset, step.length, step.cells, outcome)
         return self._enter(local.books, local.started, (*local.outcomes, outcome), now)
 
+    def lent(self, local: LocalProducer, place: Place) -> LocalProducer:
+        """The next message is lent, and its offer is about to be sent."""
+        following = local.next.get(place)
+        if following is None:
+            books = local.books
+            length = len(self._messages[books.next_number])
+            lent = (*books.lent, Lent(books.next_number, length, place.to_key()))
+            following = local.next[place] = self._begin(books._replace(lent=lent), local.started)
+        return following
+
+    def looked(self, local: LocalProducer, delivered: int) -> tuple[LocalProducer, tuple[Place, ...]]:
+        """The producer has read how much was delivered, between two programs; what it lends no longer."""
+        exports = books_of(self._exports, self._places, local.books.lent)
+        keys = exports.delivered(delivered)
+        key = ("looked", delivered)
+        following = local.next.get(key)
+        if following is None:
+            lent = tuple(each for each in local.books.lent if each.key not in keys)
+            following = local.next[key] = self._begin(local.books._replace(lent=lent), local.started)
+        return following, tuple(map(Place.from_key, keys))
+
     def _begin(self, books: ProducerBooks, now: float) -> LocalProducer:
-        if books.next_number == len(self._messages):
-            done = ProducerBooks(books.session, 0, 0, 0.0, books.next_number)
+        number = books.next_number
+        if number == len(self._messages):
+            done = ProducerBooks(books.session, 0, 0, 0.0, number, books.lent)
             return self._intern(done, 0.0, (), None, 0)
+        if self._pulled[number] and not (books.lent and books.lent[-1].number == number):
+            exports = books_of(self._exports, self._places, books.lent)
+            step = Lend() if exports.has_room(len(self._messages[number])) else None
+            return self._intern(books, now, (), step, 0)
         return self._enter(books, now, (), now)
 
     def _enter(
@@ -144,7 +192,10 @@ class ProducerPrograms:
         producer = self._make(books.session, 0)
         producer.load(books)
         message = self._messages[books.next_number]
-        program = producer.send((message,), kind=1, now=started)
+        pull = self._pulled[books.next_number]
+        if pull:
+            message = offer_of(message, producer.message_hash(message), Place.from_key(books.lent[-1].key))
+        program = producer.send((message,), kind=1, now=started, pull=pull)
         try:
             operation = next(program)
             for outcome in outcomes:

@@ -3,7 +3,8 @@
 What the explorer does not reach (many producers, long messages, real hashes, real deadlines) is run here, one
 operation at a time, in an order drawn from a seed: writes land late and in pieces, producers stall
 for longer than their lease, die, lose their connections; the consumer holds messages and releases
-them in any order. Time is the number of steps.
+them in any order. Some messages are larger than the ring and are pulled, now and then damaged. Time is
+the number of steps.
 
 Judged at every hand-over and every release: promises 1 to 3. Judged at the end: everybody alive has
 got everything through (4), and memory and books agree throughout (5 and the ring's invariants).
@@ -20,6 +21,7 @@ from attrs import define, field, frozen
 from transports.errors import RingFull, SessionFenced
 from transports.operations import (
     EXPIRED,
+    Bytes,
     Chain,
     CompareAndSwap,
     Fence,
@@ -28,19 +30,25 @@ from transports.operations import (
     Operation,
     Pause,
     Program,
+    Pull,
     Read,
     Store,
 )
 from transports.ring import Consumer, Delivery, Geometry, Producer, SessionsExhausted
 from transports.ring.consumer import Passed
 from transports.ring.invariants import broken
-from transports.ring.layout import GRANULE_BITS, HEAD_OFFSET, TAIL_OFFSET, WORD
+from transports.ring.layout import GRANULE_BITS, HEAD_OFFSET, TAIL_OFFSET, WORD, hash_payload
+from transports.ring.offers import Exports, Lent, Offer
 from transports.ring.sessions import Identity
 
 HELP: Final = "run large rings under random schedules"
 
 _GENERATION: Final = 5
 _STEPS_MAX: Final = 400_000
+_LENT_RINGS: Final = 3
+"""Payload rings that a pulled message may have, a sender lend and the consumer hold."""
+_DAMAGED: Final = 0.1
+"""The share of pulls that bring something else, where connections break too."""
 
 
 class ScheduleFailed(AssertionError):  # noqa: N818  # named by what happened, as in transports.errors
@@ -65,6 +73,8 @@ class Drawn:
     stall: float
     cut: float
     crash: float
+    pulled: float
+    """The share of messages that are pulled."""
 
 
 def draw(seed: int) -> Drawn:
@@ -86,6 +96,7 @@ def draw(seed: int) -> Drawn:
         stall=rng.choice((0.0, 0.002, 0.01)),
         cut=rng.choice((0.0, 0.002, 0.02)),
         crash=rng.choice((0.0, 0.0005)),
+        pulled=rng.choice((0.0, 0.3)),
     )
 
 
@@ -104,6 +115,7 @@ class Sender:
 
     name: str
     messages: list[bytes]
+    pulled: list[bool]
     producer: Producer | None = None
     """``None``: without a session."""
     session: int = 0
@@ -114,6 +126,10 @@ class Sender:
     asleep_until: int = 0
     alive: bool = True
     handed: int = 0
+    exports: Exports = field(factory=lambda: Exports(0))
+    lent: dict[bytes, bytes] = field(factory=dict)
+    """What may be pulled from its session, by key."""
+    keys: int = 0
 
 
 @define
@@ -167,13 +183,12 @@ def _world(drawn: Drawn) -> World:
     geometry = Geometry(drawn.slots, drawn.granules * 64, drawn.producers + 3)
     memory = bytearray(geometry.region_bytes)
     memory[TAIL_OFFSET : TAIL_OFFSET + 8] = memory[HEAD_OFFSET : HEAD_OFFSET + 8] = WORD.pack(drawn.origin)
-    senders = [
-        Sender(
-            f"producer {at}",
-            [rng.randbytes(_length(rng, geometry.message_bytes_max)) for _ in range(drawn.messages)],
-        )
-        for at in range(drawn.producers)
-    ]
+    senders = []
+    for at in range(drawn.producers):
+        pulled = [rng.random() < drawn.pulled for _ in range(drawn.messages)]
+        longest = [geometry.message_bytes_max * (_LENT_RINGS if pull else 1) for pull in pulled]
+        messages = [rng.randbytes(_length(rng, length)) for length in longest]
+        senders.append(Sender(f"producer {at}", messages, pulled))
     consumer = _WatchedConsumer(drawn, geometry)
     return World(drawn, rng, memory, consumer, senders)
 
@@ -191,6 +206,7 @@ class _WatchedConsumer(Consumer):
             generation=_GENERATION,
             lease_seconds=float(drawn.lease_steps),
             slowest_bytes_per_second=64.0,
+            pulled_bytes_max=_LENT_RINGS * geometry.payload_bytes,
         )
         self._head = self._cursor = drawn.origin
         self.handed: list[Delivery] = []
@@ -218,6 +234,7 @@ def _sender_step(world: World, sender: Sender, *, calm: bool) -> None:
             return
         if rng.random() < drawn.crash and sum(other.alive for other in world.senders) > 1:
             sender.alive = False
+            sender.lent.clear()
             return
         connected = sender.producer is not None and not sender.wire.revoked
         if rng.random() < drawn.cut and connected and _consumer_is_reachable(world):
@@ -230,11 +247,12 @@ def _sender_step(world: World, sender: Sender, *, calm: bool) -> None:
         _advance(world, sender, sender.producer)
     except SessionFenced:
         sender.producer = sender.program = sender.operation = None
+        sender.lent.clear()
 
 
 def _consumer_is_reachable(world: World) -> bool:
-    """Connections come and go between polls, and while one waits for a fence."""
-    return world.polling is None or isinstance(world.poll_operation, Fence)
+    """Connections come and go between polls, and while one waits for a fence or a pull."""
+    return world.polling is None or isinstance(world.poll_operation, Fence | Pull)
 
 
 def _reconnect(world: World, sender: Sender) -> None:
@@ -248,6 +266,8 @@ def _reconnect(world: World, sender: Sender) -> None:
         raise world.fail(3, f"{sender.name} is told {first_number}, {sender.handed} were handed over")
     sender.session = session
     world.wires[session] = sender.wire = Wire()
+    sender.exports = Exports(_LENT_RINGS * world.consumer.geometry.payload_bytes)
+    sender.lent.clear()
     sender.producer = Producer(
         world.consumer.geometry,
         session=session,
@@ -266,12 +286,19 @@ def _advance(world: World, sender: Sender, producer: Producer) -> None:
                 raise SessionFenced
             return
         message = sender.messages[producer.next_number]
+        pull = sender.pulled[producer.next_number]
+        if pull:
+            if not sender.exports.has_room(len(message)):
+                _look(world, sender)
+                return
+            message = _lend(sender, producer.next_number, message)
         cut = world.rng.randint(0, len(message))
         sender.program = producer.send(
             (message[:cut], memoryview(message)[cut:]),
             kind=1,
             now=float(world.step),
             wait=world.rng.random() < 0.7,
+            pull=pull,
         )
         sender.operation = None
     try:
@@ -279,10 +306,30 @@ def _advance(world: World, sender: Sender, producer: Producer) -> None:
             sender.operation = next(sender.program)
         else:
             sender.operation = sender.program.send(_carry_out(world, sender, sender.operation))
-    except (StopIteration, RingFull):
+    except (StopIteration, RingFull) as end:
+        if isinstance(end, RingFull) and sender.pulled[producer.next_number]:
+            del sender.lent[sender.exports.take_back(producer.next_number)]
         sender.program = sender.operation = None
         if producer.delivered > sender.handed:
             raise world.fail(3, f"{sender.name} believes {producer.delivered} delivered") from None
+
+
+def _lend(sender: Sender, number: int, message: bytes) -> bytes:
+    """Lend a message; what is sent instead of it."""
+    sender.keys += 1
+    key = sender.keys.to_bytes(8, "little")
+    sender.exports.lend(Lent(number, len(message), key))
+    sender.lent[key] = message
+    return Offer(len(message), hash_payload((message,)), key).to_bytes()
+
+
+def _look(world: World, sender: Sender) -> None:
+    """Take back what was delivered."""
+    if sender.wire.revoked:
+        raise SessionFenced
+    offset = world.consumer.geometry.delivered_offset(sender.session)
+    for key in sender.exports.delivered(*WORD.unpack_from(world.memory, offset)):
+        del sender.lent[key]
 
 
 def _carry_out(world: World, sender: Sender, operation: Operation) -> Any:
@@ -355,7 +402,7 @@ def _consumer_step(world: World) -> None:
         world.poll_operation = next(world.polling)
         return
     assert world.poll_operation is not None
-    if isinstance(world.poll_operation, Fence) and rng.random() < 0.7:
+    if isinstance(world.poll_operation, Fence | Pull) and rng.random() < 0.7:
         if world.held and rng.random() < 0.3:
             _release_one(world)
         return
@@ -376,16 +423,34 @@ def _own_operation(world: World, operation: Operation) -> Any:
         case Fence(sessions):
             for session in sessions:
                 _revoke(world, session)
+        case Pull(session, key, _):
+            return _pull(world, session, key)
         case _:
             raise AssertionError(f"a consumer does not use {operation!r}")
     return None
+
+
+def _pull(world: World, session: int, key: bytes) -> bytes | None:
+    """What the session's sender lends, if it still does and nothing happens to it on the way."""
+    wire = world.wires.get(session)
+    lent = next((sender.lent.get(key) for sender in world.senders if sender.wire is wire), None)
+    if lent and world.rng.random() < _DAMAGED * (world.drawn.cut > 0):
+        return bytes([lent[0] ^ 1]) + lent[1:]
+    return lent
+
+
+def _content(world: World, delivery: Delivery) -> Bytes:
+    """The bytes of a message that was handed over."""
+    if delivery.content is not None:
+        return delivery.content
+    return world.memory[delivery.offset : delivery.offset + delivery.length]
 
 
 def _judge(world: World, delivery: Delivery) -> None:
     sender = next(sender for sender in world.senders if sender.name == delivery.identity)
     if delivery.number != sender.handed:
         raise world.fail(1, f"{delivery!r} is handed over, {sender.handed} comes next")
-    payload = bytes(world.memory[delivery.offset : delivery.offset + delivery.length])
+    payload = bytes(_content(world, delivery))
     if payload != sender.messages[delivery.number]:
         raise world.fail(2, f"{delivery!r} is handed over with other bytes")
     sender.handed += 1
@@ -394,7 +459,7 @@ def _judge(world: World, delivery: Delivery) -> None:
 
 def _release_one(world: World) -> None:
     delivery, payload = world.held.pop(world.rng.randrange(len(world.held)))
-    if world.memory[delivery.offset : delivery.offset + delivery.length] != payload:
+    if _content(world, delivery) != payload:
         raise world.fail(2, f"{delivery!r} has changed while it was held")
     for operation in world.consumer.release(delivery):
         assert isinstance(operation, Store)

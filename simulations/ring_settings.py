@@ -7,12 +7,22 @@ of everything, and together they have all of it.
 
 from typing import Final
 
+from attrs import evolve
+
 from simulations.ring_consumer import ModelConsumer
 from simulations.ring_producer import ModelProducer
 from simulations.ring_state import Setting
 
 _ONE: Final = (1,)
 _TWO: Final = (2,)
+
+_PULLED: Final = (0,)
+
+
+def _hashed(setting: Setting) -> Setting:
+    """With the hashes, which must find what the order of the writes cannot exclude."""
+    return evolve(setting, hashes=True, producer=ModelProducer, consumer=ModelConsumer)
+
 
 QUICK: Final = (
     # Two producers, both modes, every fault.
@@ -23,7 +33,7 @@ QUICK: Final = (
     Setting((_ONE, _TWO), crashes=1, torn_reads=True),
     Setting((_ONE, _TWO), crashes=1, torn_loads=True),
     Setting((_ONE, _TWO), cuts=1),
-    Setting((_ONE, _ONE), crashes=1, damages=1, hashes=True, producer=ModelProducer, consumer=ModelConsumer),
+    _hashed(Setting((_ONE, _ONE), crashes=1, damages=1)),
     # Messages that do not fit behind one another, up to one that needs the whole payload ring.
     Setting(((1, 2), (2, 1)), crashes=1),
     Setting(((1, 2), (3,)), crashes=1),
@@ -33,6 +43,18 @@ QUICK: Final = (
     Setting((_ONE, _ONE, _ONE), slots=3, granules=2, crashes=1, guarded=True),
     # Counters that wrap, and a snapshot from before the wrap.
     Setting((_ONE, (1, 1, 1, 1, 1)), granules=4, moduli=(4, 8)),
+    # Messages that are pulled: with every fault, and by the order of steps alone.
+    Setting((_PULLED, _PULLED), crashes=1),
+    Setting((_PULLED, _ONE), suspicions=1),
+    Setting(((0, 0),), crashes=1, cuts=1, deaths_noticed=True),
+    Setting(((0, 0),), cuts=1, places=2, held_pulled=2),
+    Setting(((0, 0), _ONE), checks_generation=False),
+    Setting(((0, 1), _TWO), crashes=1, guarded=True, near_wrap=True),
+    _hashed(Setting((_PULLED,), crashes=1, damages=2)),
+    # Sessions that cannot be revoked: their region is retired.
+    _hashed(Setting((_ONE, _ONE), suspicions=1, retires=True)),
+    _hashed(Setting(((1, 1),), cuts=1, retires=True)),
+    _hashed(Setting((_PULLED,), suspicions=1, cuts=1, retires=True)),
 )
 
 FULL: Final = (
@@ -48,7 +70,12 @@ FULL: Final = (
     Setting((_ONE, _ONE, _TWO), slots=3, suspicions=1),
     Setting((_ONE, _ONE, _TWO), slots=3, crashes=1, deaths_noticed=True),
     Setting((_ONE, (1, 1, 1, 1, 1)), granules=4, crashes=1, moduli=(4, 8)),
-    Setting(
-        (_ONE, _ONE), suspicions=1, damages=1, hashes=True, producer=ModelProducer, consumer=ModelConsumer
-    ),
+    _hashed(Setting((_ONE, _ONE), suspicions=1, damages=1)),
+    Setting((_PULLED, _ONE), crashes=1, suspicions=1),
+    Setting(((0, 0), _ONE), crashes=1),
+    Setting(((0, 0), (0,)), suspicions=1),
+    Setting((_PULLED, _ONE), crashes=1, cuts=1, deaths_noticed=True),
+    _hashed(Setting((_ONE, _ONE), crashes=1, retires=True, deaths_noticed=True)),
+    _hashed(Setting((_ONE, _TWO), suspicions=1, retires=True)),
+    _hashed(Setting((_PULLED, _ONE), suspicions=1, retires=True)),
 )

@@ -12,6 +12,7 @@ from attrs import frozen
 from simulations.ring_cells import Group
 from simulations.ring_consumer import BlindConsumer, ModelConsumer
 from simulations.ring_producer import BlindProducer, ModelProducer
+from transports.ring.offers import Exports
 
 NAMES: Final = "ABC"
 DEAD: Final = -1
@@ -24,7 +25,7 @@ class Setting:
     """What is explored: how much of everything there is, and which faults may happen how often."""
 
     messages: tuple[tuple[int, ...], ...]
-    """For every producer the granules of its messages."""
+    """For every producer the granules of its messages; 0: one granule that is pulled."""
     slots: int = 2
     granules: int = 3
     crashes: int = 0
@@ -47,6 +48,17 @@ class Setting:
     moduli: tuple[int, int] | None = None
     """Counters that wrap early; the model's clock then counts reservations."""
     spare_sessions: int = 1
+    places: int = 1
+    """What a producer may lend at a time."""
+    held_pulled: int = 1
+    """Pulled messages that the consumer may hold at a time."""
+    checks_generation: bool = True
+    """The wire compares the generation of what it has pulled with the offer's."""
+    retires: bool = False
+    """A session cannot be revoked: where one ends, the region's memory is replaced and all of them end."""
+    retired_writes_land: bool = False
+    """A mutant: late writes of a retired region reach the new one."""
+    exports: type[Exports] = Exports
     producer: type[ModelProducer] = BlindProducer
     consumer: type[ModelConsumer] = BlindConsumer
 
@@ -77,6 +89,8 @@ class Ghost(NamedTuple):
     suspicions: int
     cuts: int
     damages: int
+    exported: tuple[int, ...]
+    """How often each producer has lent something."""
     clock: int = 0
 
 

@@ -25,6 +25,18 @@ def _sentence(model: RingModel, step: Step) -> str:
         case ("land" | "damage" as kind, int(session), int(cell)):
             damaged = ", damaged" if kind == "damage" else ""
             return f"A write posted by session {session} lands{damaged}: {model.cells.describe(cell)}."
+        case ("glimpse",):
+            return "The consumer pulls: it has read what is lent, and not yet whose it is."
+        case ("glimpse-damaged",):
+            return "The consumer pulls: what it has read was damaged on the way."
+        case ("pull",):
+            return f"The pull is over{_handing(model, step)}."
+        case ("retire",):
+            return "The region gets other memory; all sessions end."
+        case ("lend", int(producer)):
+            return f"{NAMES[producer]} lends its next message."
+        case ("look", int(producer)):
+            return f"{NAMES[producer]} reads what was delivered, and takes back what it has lent."
         case ("cut", int(session)):
             return f"The connection of session {session} is lost; the consumer is told."
         case (str(kind), int(producer)) if kind in _PRODUCER:

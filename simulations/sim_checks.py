@@ -4,7 +4,8 @@ All along: no value is stored under a UID but the one that its request must give
 of what is retained agree with themselves. (The machines of ``onepiece.core`` and the clients check more.)
 
 Once the faults are over: every client is told how its request ended, and every proxy tells it the same;
-each error has a cause among the faults; nothing is left of a request but its end.
+each error has a cause among the faults; nothing is left of a request but its end. Two requests of one
+key have not both ended, unless two faults at a time have led to that.
 """
 
 import asyncio
@@ -42,6 +43,8 @@ class Checks:
         """Disks that hold a result or an error, by UID."""
         self._records: dict[str, dict[SimDisk, None]] = {}
         """Disks that hold the record of a request that has not ended, by UID."""
+        self._keyed: dict[str, dict[str, float]] = {}
+        """When the first record was kept of each request of a key, by key and UID."""
         self._knew_at: dict[Node, float] = {}
         """When each node was first seen to know the set."""
         self._ended: dict[SimDisk, set[str]] = {}
@@ -58,6 +61,8 @@ class Checks:
             case ("purge" | "put_tombstone", *_):
                 pass
             case ("put", LogEntry() as entry, *_) if found == entry.uid:
+                if entry.key is not None:
+                    self._keyed.setdefault(entry.key, {}).setdefault(entry.uid, self._loop.now)
                 if entry.uid not in self._ended.get(disk, ()):
                     self._records.setdefault(entry.uid, {})[disk] = None
             case ("remove", str() as uid, *_):
@@ -190,6 +195,12 @@ class Checks:
                 if why is not None:
                     said = "; ".join(request.messages)
                     self._trace.fail(f"{request.uid} has ended in {ending} ({said}), though {why}")
+
+        for key, kept_at in self._keyed.items():
+            ended = {uid: at for uid, at in kept_at.items() if uid in self._values}
+            if len(ended) > 1 and faults.at_work(min(ended.values()), max(ended.values())) < 2:
+                told = ", ".join(f"{uid} of {at:.3f} ({self._values[uid]})" for uid, at in ended.items())
+                self._trace.fail(f"{key} stands for {len(ended)} requests, with one fault at a time: {told}")
 
     async def _ask(self, request: Request, machine: SimMachine, clients: Clients) -> None:
         try:

@@ -28,7 +28,7 @@ _ClosableT = TypeVar("_ClosableT", bound=Closable)
 
 _READING: Final = frozenset(
     {"record", "chunk", "stats", "check_readers", "check_invariants", "orphans", "entry", "body", "totals"}
-    | {"file_bytes", "records", "scan"}
+    | {"holder_of", "file_bytes", "records", "scan"}
 )
 """Jobs that write nothing; a full disk does not mind them."""
 

@@ -1,6 +1,7 @@
 """The faults of a run, drawn one after the other; each is undone after a while, all of them at the end."""
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Sequence
 from random import Random
 from typing import Any, Final, Protocol
@@ -11,14 +12,16 @@ from simulations.loop import VirtualLoop
 from simulations.sim_disk import SimDisk
 from simulations.sim_machine import SimMachine
 from simulations.sim_network import Network
-from simulations.sim_plan import Plan
+from simulations.sim_plan import STALL, Plan
 from simulations.sim_trace import Trace
 
 STEPS_TO_DEATH_MAX: Final = 150
 """A process that is to die does so behind one of its next steps: in the middle of whatever it does."""
-
-
+STEPS_TO_STALL_MAX: Final = 60
+"""What a proxy does to accept a request takes about half of these."""
 SHORTLY_SECONDS: Final = 30.0
+RECOVERY_SECONDS: Final = 5.0
+"""What the cluster needs to be whole again behind a fault."""
 
 
 @define
@@ -71,6 +74,16 @@ class Faults:
         self._disks = disks
         self.losses = Losses([], [])
         self.counts: dict[str, int] = {}
+        self._spans: list[list[float]] = []
+        """When each fault began to do harm, and when that was over."""
+        self._stalling = asyncio.Lock()
+
+    def at_work(self, begin: float, end: float) -> int:
+        """How many faults did harm at some time between these two."""
+        spans = [(each[0], each[-1] + RECOVERY_SECONDS) for each in self._spans]
+        if self._plan.poison:  # a stage's doing, and nobody's fault
+            spans += [(at, at + RECOVERY_SECONDS) for machine in self._machines for at in machine.deaths]
+        return sum(begun <= end and begin <= over for begun, over in spans)
 
     async def run(self, seconds: float) -> None:
         """Harm the cluster for so long; when this returns all is undone."""
@@ -83,9 +96,18 @@ class Faults:
                 await asyncio.sleep(pause)
                 kind = self._rng.choice(self._plan.faults)
                 self.counts[kind] = self.counts.get(kind, 0) + 1
-                tasks.create_task(self._work_of(kind, end), name=f"fault {kind}")
+                tasks.create_task(self._work(kind, end), name=f"fault {kind}")
         for machine in self._machines:
             machine.start()
+
+    async def _work(self, kind: str, end: float) -> None:
+        if kind == STALL:
+            await self._stall(end)
+            return
+        span = [self._loop.now]
+        self._spans.append(span)
+        await self._work_of(kind, end)
+        span.append(self._loop.now)
 
     def _work_of(self, kind: str, end: float) -> Coroutine[Any, Any, None]:
         machine = self._rng.choice(self._machines)
@@ -153,6 +175,38 @@ class Faults:
         machine.pause()
         self._lose(await self._last(20.0, end))
         machine.resume()
+
+    async def _stall(self, end: float) -> None:
+        """Stop a proxy, best one that is a store, too, in the middle of accepting; alone, past its lease."""
+        async with self._stalling:
+            proxies = [each for each in self._machines if "proxy" in each.options.roles]
+            both = [each for each in proxies if "store" in each.options.roles]
+            machine = self._rng.choice(both or proxies)
+            steps, stalled = self._rng.randint(1, STEPS_TO_STALL_MAX), asyncio.Event()
+
+            def stall() -> None:
+                if self._loop.now < end:
+                    machine.pause()
+                    stalled.set()
+
+            def begin() -> None:
+                if machine.process is not None:
+                    machine.process.after_steps(steps, stall)
+
+            machine.when_asked["submit"] = begin
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, end - self._loop.now)):
+                    await stalled.wait()
+            machine.when_asked.clear()
+            if not stalled.is_set():
+                return
+            begun = self._loop.now
+            longest = self._plan.lease_seconds * (1.5 + self._rng.random()) + 3.0
+            await asyncio.sleep(max(0.0, min(longest, end - begun)))
+            machine.resume()
+            self._lose(self._loop.now - begun)
+            self._spans.append([begun, self._loop.now])
+            await asyncio.sleep(max(0.0, min(3 * RECOVERY_SECONDS, end - self._loop.now)))
 
     async def _cut(self, machine: SimMachine, end: float) -> None:
         other = self._rng.choice([each for each in self._machines if each is not machine])

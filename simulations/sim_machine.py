@@ -95,6 +95,8 @@ class SimMachine:
         self.wall_offset = wall_offset
         self.disk = SimDisk(world.directory / self.name, branch(world.rng), disk_seconds)
         self.lives = 0
+        self.when_asked: dict[str, Callable[[], None]] = {}
+        """What is to happen, once, when a client's call of this name begins here."""
         self.deaths: list[float] = []
         """When its processes died, or were stopped."""
         self._options = evolve(options, state_dir=self.disk.path)
@@ -303,6 +305,7 @@ class SimMachine:
                 self._answer(life, answer, lambda: answer.set_result(found))
 
         if not life.is_dead:
+            self.when_asked.pop(work.__name__, _do_nothing)()
             life.calls.start(carry_out())
 
     def _answer(self, life: _Life, answer: "asyncio.Future[Any]", settle: Callable[[], None]) -> None:
@@ -336,6 +339,10 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first error that is no group."""
     first = errors.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _fail(answer: "asyncio.Future[Any]", why: str) -> None:

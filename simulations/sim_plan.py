@@ -11,6 +11,8 @@ from simulations.sim_stages import DIAMOND, LINE
 from transports import Address
 
 FAULTS: Final = ("kill", "dark", "stop", "pause", "cut", "isolate", "reset", "slow", "full", "clock")
+STALL: Final = "stall"
+"""A node that stops while it accepts a request. No seed draws it: it is asked for by name."""
 MIB: Final = 1 << 20
 
 

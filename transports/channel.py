@@ -18,9 +18,18 @@ and fences, for as long as the receiver lives. When the receiver is gone, ``Peer
 the sender still holds what was not seen to be taken.
 """
 
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from transports.address import Address
+from transports.memory import Options, Transport
 from transports.receiver import DEFAULT_GEOMETRY, Delivery, Leniency, Receiver, open_receiver
-from transports.sender import Sender, open_sender
-from transports.sender_link import Patience
+from transports.registry import transport_for
+from transports.sender import Sender
+from transports.sender_lender import Terms
+from transports.sender_link import Link, Patience
 from transports.sender_request import Undelivered
 
 __all__ = [
@@ -30,7 +39,57 @@ __all__ = [
     "Patience",
     "Receiver",
     "Sender",
+    "Terms",
     "Undelivered",
     "open_receiver",
     "open_sender",
 ]
+
+
+@asynccontextmanager
+async def open_sender(
+    address: Address | str,
+    identity: str,
+    *,
+    options: Options | None = None,
+    patience: Patience | None = None,
+    terms: Terms | None = None,
+    transport: Transport | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    rng: random.Random | None = None,
+) -> AsyncIterator[Sender]:
+    """Connect to a receiver; leaving the block ends the session.
+
+    A regular exit lets what was posted reach the wire; ``drained`` is what waits for the receiver.
+
+    Args:
+        address: The receiver's address, with the region's name.
+        identity: Names this sender across sessions; no two live senders of a receiver share one.
+        options: Secret, bounds and certificates.
+        patience: How long to try before the receiver is called gone.
+        terms: What is lent to the receiver instead of being written into its ring.
+        transport: Used instead of the one registered for the address's scheme.
+        clock: Monotonic seconds.
+        rng: Draws the jitter of waits.
+
+    Raises:
+        TransportError: Whatever ``Transport.connect`` raises; ``UnknownScheme``; ``LayoutMismatch``.
+    """
+    address = Address.parse(address) if isinstance(address, str) else address
+    link = Link(
+        transport=transport or transport_for(address),
+        address=address,
+        identity=identity,
+        options=options or Options(),
+        patience=patience or Patience(),
+        terms=terms or Terms(),
+        clock=clock,
+        rng=rng or random.Random(),  # noqa: S311  # jitter, no secret
+    )
+    sender = Sender(link)
+    await sender.open()
+    try:
+        yield sender
+        await sender.finish()
+    finally:
+        await sender.close()

@@ -2,7 +2,8 @@
 
 A *producer's* program acts on the peer's memory: ``run`` awaits each operation. A *consumer's*
 program acts on the region of its own process, so its loads and stores are plain memory accesses and
-``RegionRun`` carries them out without suspending, stopping only where a session must be fenced.
+``RegionRun`` carries them out without suspending, stopping only where a session must be fenced or
+what it has exported must be pulled.
 """
 
 import random
@@ -11,6 +12,7 @@ from typing import Final, Generic, TypeVar
 
 from transports.memory import RemoteMemory
 from transports.operations import (
+    Bytes,
     Chain,
     CompareAndSwap,
     Fence,
@@ -21,6 +23,7 @@ from transports.operations import (
     Pause,
     PauseReason,
     Program,
+    Pull,
     Read,
     Store,
 )
@@ -89,18 +92,19 @@ async def _carry_out(operation: Operation, memory: RemoteMemory, wait: Waiter) -
             return await memory.fetch_and_add(offset, addend)
         case Pause():
             return await wait(operation)
-        case Load() | Store() | Fence():
+        case Load() | Store() | Fence() | Pull():
             raise AssertionError(f"a producer's program yielded {operation!r}, which acts on a region")
 
 
 class RegionRun(Generic[_Result]):
     """One run of a consumer's program on the region of its own process.
 
-    ``advance`` goes on until the program has finished or wants sessions fenced; in the second case
-    the caller fences ``wants_fenced`` and calls ``advance`` again, with the view that the region has then.
+    ``advance`` goes on until the program has finished, wants sessions fenced or an export pulled. The
+    caller fences ``wants_fenced``, or pulls ``wants_pulled``, and calls ``advance`` again, with the view that
+    the region has then and what was pulled.
     """
 
-    __slots__ = ("_program", "finished", "result", "wants_fenced")
+    __slots__ = ("_program", "finished", "result", "wants_fenced", "wants_pulled")
 
     result: _Result
     """What the program returned; set once ``finished``."""
@@ -109,11 +113,13 @@ class RegionRun(Generic[_Result]):
         self._program = program
         self.finished = False
         self.wants_fenced: tuple[int, ...] = ()
+        self.wants_pulled: Pull | None = None
 
-    def advance(self, view: memoryview) -> None:
-        """Carry out loads and stores on the region's memory until the next fence or the end."""
+    def advance(self, view: memoryview, pulled: Bytes | None = None) -> None:
+        """Carry out loads and stores on the region's memory until the next fence or pull, or the end."""
         assert not self.finished
-        outcome: object = None
+        outcome: object = pulled
+        self.wants_pulled = None
         try:
             while True:
                 operation = self._program.send(outcome)
@@ -125,6 +131,9 @@ class RegionRun(Generic[_Result]):
                 elif type(operation) is Fence:
                     self.wants_fenced = operation.sessions
                     return
+                elif type(operation) is Pull:
+                    self.wants_pulled = operation
+                    return
                 else:
                     raise AssertionError(f"a consumer's program yielded {operation!r}, which acts on a peer")
         except StopIteration as stop:
@@ -133,8 +142,8 @@ class RegionRun(Generic[_Result]):
 
 
 def run_on_region(program: Program[_Result], view: memoryview) -> _Result:
-    """Run a consumer's program that never fences; returns its result."""
+    """Run a consumer's program that neither fences nor pulls; returns its result."""
     region_run = RegionRun(program)
     region_run.advance(view)
-    assert region_run.finished, "this program must not fence"
+    assert region_run.finished, "this program must neither fence nor pull"
     return region_run.result

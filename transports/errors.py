@@ -15,6 +15,7 @@
       ChannelClosed         we closed it
       PeerLost              the peer went away: open a new session
       SessionFenced         the consumer gave up on this session: open a new one, send again
+      ExportGone            the owner of a region asked for bytes that a producer does not lend (any more)
       RingFull              wait, or refuse work upstream
       MessageTooLarge       make it smaller, or give the inbox a larger ring
       ProtocolError         a peer sent bytes that follow no rule: the connection is closed
@@ -88,6 +89,10 @@ class SessionFenced(TransportError):
     retryable = True
 
 
+class ExportGone(TransportError):
+    """What was to be pulled is not exported, or has another length."""
+
+
 class RingFull(TransportError):
     """The ring has no room and the caller asked not to wait."""
 
@@ -95,7 +100,7 @@ class RingFull(TransportError):
 
 
 class MessageTooLarge(TransportError):
-    """The message can never fit the inbox's payload ring; raised before anything is sent."""
+    """The message can never be taken; the message names the bound. Raised before anything is sent."""
 
 
 class ProtocolError(TransportError):

@@ -4,7 +4,7 @@
 
     hello     u16 layout version, u16 bytes of identity, identity (UTF-8)
     welcome   u16 layout version, u16 bytes of geometry, u64 generation, u64 first number,
-              f64 lease seconds, geometry
+              f64 lease seconds, u64 pulled bytes, geometry
 
 ``identity`` names the producer across sessions: numbers go on where its last session stopped, which
 is how a message sent again after a reconnection is known to be a repeat.
@@ -21,7 +21,7 @@ from transports.ring import LAYOUT_VERSION, Geometry
 IDENTITY_BYTES_MAX: Final = 512
 
 _HELLO: Final = struct.Struct("<HH")
-_WELCOME: Final = struct.Struct("<HHQQd")
+_WELCOME: Final = struct.Struct("<HHQQdQ")
 
 
 @frozen
@@ -63,12 +63,19 @@ class Welcome:
     first_number: int
     lease_seconds: float
     geometry: Geometry
+    pulled_bytes_max: int = 0
+    """The longest message that the receiver pulls; 0: it pulls none."""
 
     def to_bytes(self) -> bytes:
         """The wire form."""
         geometry = self.geometry.to_bytes()
         header = _WELCOME.pack(
-            LAYOUT_VERSION, len(geometry), self.generation, self.first_number, self.lease_seconds
+            LAYOUT_VERSION,
+            len(geometry),
+            self.generation,
+            self.first_number,
+            self.lease_seconds,
+            self.pulled_bytes_max,
         )
         return header + geometry
 
@@ -77,12 +84,12 @@ class Welcome:
         """Read a welcome; raises ``LayoutMismatch`` or ``ProtocolError``."""
         if len(data) < _WELCOME.size:
             raise ProtocolError(f"a welcome of {len(data)} bytes is none of a channel's")
-        version, length, generation, first_number, lease_seconds = _WELCOME.unpack_from(data)
+        version, length, generation, first_number, lease_seconds, pulled_max = _WELCOME.unpack_from(data)
         _check_version(version, "the receiver")
         geometry = data[_WELCOME.size :]
         if len(geometry) != length:
             raise ProtocolError(f"a welcome promises {length} bytes of geometry and holds {len(geometry)}")
-        return cls(generation, first_number, lease_seconds, Geometry.from_bytes(geometry))
+        return cls(generation, first_number, lease_seconds, Geometry.from_bytes(geometry), pulled_max)
 
 
 def _check_version(version: int, side: str) -> None:

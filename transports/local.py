@@ -20,6 +20,7 @@ from transports.errors import (
     AuthenticationFailed,
     ChannelClosed,
     ConnectFailed,
+    ExportGone,
     HandshakeRefused,
     ListenFailed,
     OperationTimeout,
@@ -50,6 +51,7 @@ _CAPABILITIES: Final = Capabilities(
     fences_sessions=True,
     guarded_bytes_max=1 << 32,
     zero_copy_send=True,
+    pull_share=1.0,
     wire="memory",
 )
 
@@ -168,10 +170,14 @@ class _Session:
     ending: Ending = field(factory=Ending)
     nudged: asyncio.Event = field(factory=asyncio.Event)
     """Set by the owner's nudge, cleared by the session's next look at the region."""
+    exports: dict[bytes, tuple[Bytes, ...]] = field(factory=dict)
+    exported: int = 0
+    """How many there were."""
 
     def end(self, reason: TransportError) -> bool:
         """End the session and wake whoever waits on it."""
         first = self.ending.reach(reason)
+        self.exports.clear()
         self.nudged.set()
         return first
 
@@ -235,6 +241,16 @@ class LocalRegion(Region):
         if self._sessions.get(number) is session:
             del self._sessions[number]
             self._hooks.on_session_lost(number)
+
+    async def pull(self, session: int, key: bytes, into: memoryview) -> None:
+        """Copy an export, at once."""
+        found = self._sessions.get(session)
+        if found is None:
+            raise PeerLost(f"session {session} of {self._address} is over")
+        buffers = found.exports.get(key)
+        if buffers is None or sum(map(len, buffers)) != len(into):
+            raise ExportGone(f"session {session} of {self._address} does not export this (any more)")
+        _copy(buffers, into)
 
     async def fence(self, sessions: Sequence[int]) -> None:
         """Revoke sessions; they act on the memory through their object only, so this is at once."""
@@ -345,6 +361,18 @@ class LocalMemory(RemoteMemory):
         if self._session.end(ChannelClosed(f"the session on {self._region.address} was closed by us")):
             self._region.leave(self.session, self._session)
 
+    def export(self, buffers: Sequence[Bytes]) -> bytes:
+        """Let the owner copy these bytes."""
+        self._session.ending.check()
+        self._session.exported += 1
+        key = self._session.exported.to_bytes(8, "little")
+        self._session.exports[key] = tuple(buffers)
+        return key
+
+    def withdraw(self, key: bytes) -> None:
+        """End an export."""
+        self._session.exports.pop(key, None)
+
     def _swap(self, swap: CompareAndSwap) -> int | Expired:
         if time.monotonic() > swap.not_after:
             return EXPIRED
@@ -362,10 +390,7 @@ class LocalMemory(RemoteMemory):
 
     def _write(self, chain: Chain, spans: list[memoryview]) -> None:
         for span, write in zip(spans, chain.writes, strict=True):
-            start = 0
-            for buffer in write.buffers:
-                span[start : start + len(buffer)] = buffer
-                start += len(buffer)
+            _copy(write.buffers, span)
         if chain.notify:
             self._region.notify()
 
@@ -373,6 +398,13 @@ class LocalMemory(RemoteMemory):
         self._session.end(error)
         self._region.leave(self.session, self._session)
         return self._session.ending.error()
+
+
+def _copy(buffers: Sequence[Bytes], into: memoryview) -> None:
+    start = 0
+    for buffer in buffers:
+        into[start : start + len(buffer)] = buffer
+        start += len(buffer)
 
 
 _LISTENERS: Final[dict[str, LocalListener]] = {}

@@ -7,6 +7,7 @@ Two sides::
     RemoteMemory (one *session*)       read/cas/..  Region.view (plain memory, never copied)
                                        post -------> Region.on_notify()
                                                     Region.fence(session)
+    export(buffers) -> key  <----- bytes -------    Region.pull(session, key, into)
 
 A transport carries bytes and words; it knows nothing of rings, messages or requests. ``hello`` and
 ``welcome`` are short opaque byte strings by which the layer above agrees on identity, generation
@@ -25,6 +26,7 @@ from typing import TypeAlias
 from attrs import field, frozen
 
 from transports.address import Address
+from transports.errors import ExportGone
 from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded
 
 
@@ -50,6 +52,9 @@ class Capabilities:
     """Largest chain that may ride behind a swap in one ``Guarded``; 0: not supported."""
     zero_copy_send: bool = True
     """Buffers are handed to the wire without being joined or copied in user space."""
+    pull_share: float = 0.0
+    """0: nothing can be exported. Otherwise what is longer than this share of the payload ring is pulled by
+    the owner; 1: only what the ring cannot hold at all, because writing it costs less than pulling it."""
     wire: str = ""
     """What carries the bytes, for people: ``tcp``, ``shm (sysv/memory)``."""
 
@@ -151,6 +156,21 @@ class RemoteMemory(ABC):
     async def close(self) -> None:
         """End the session; idempotent. What was posted may or may not land."""
 
+    # Only where ``Capabilities.pull_share`` is not 0.
+
+    def export(self, buffers: Sequence[Bytes]) -> bytes:
+        """Let the owner pull the concatenation of ``buffers``, which must not change meanwhile.
+
+        Returns:
+            A key of at most ``KEY_BYTES_MAX`` bytes, by which the owner names this export. No other one
+            of this session ever has it, so that bytes of another one are never taken for these.
+        """
+        raise AssertionError(f"{type(self).__name__} declares no pull_share, so it exports nothing")
+
+    def withdraw(self, key: bytes) -> None:
+        """End an export: its buffers may change now. The session's end ends it too."""
+        raise AssertionError(f"{type(self).__name__} exports nothing")
+
 
 class Region(ABC):
     """A registered block of the owner's memory, served under a name."""
@@ -176,6 +196,18 @@ class Region(ABC):
         Unknown or already closed sessions are no error. Where a session cannot be revoked alone, others
         end too and are reported as lost.
         """
+
+    async def pull(self, session: int, key: bytes, into: memoryview) -> None:
+        """Fetch all of what a session exports under ``key``; only where its ``pull_share`` is not 0.
+
+        Raises ``PeerLost`` or ``SessionFenced`` if the session ended before the last byte was read,
+        ``ExportGone`` if the export ended or has another length, ``OperationTimeout`` if nothing comes.
+        Then, and after a cancellation, ``into`` may still be written to: use other memory the next time.
+        """
+        raise ExportGone(
+            f"session {session} offers {len(into)} bytes under a key of {len(key)}, and"
+            f" {type(self).__name__} pulls nothing"
+        )
 
     @abstractmethod
     def nudge(self) -> None:

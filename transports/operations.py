@@ -15,6 +15,7 @@ Chain          post writes in order, do not wait            None, when posted
 Guarded        swap, and only if it took place the chain    the word found; ``EXPIRED`` if too late
 Load, Store    look at / change the *own* region            bytes-like, None
 Fence          revoke sessions of the own region            None, when nothing of theirs can land
+Pull           fetch what a session of it has exported      bytes-like, None if it cannot be had
 Pause          wait for a change, or a moment with jitter   now, in seconds of a monotonic clock
 ============== ============================================ =====================================
 
@@ -138,6 +139,15 @@ class Fence:
     sessions: tuple[int, ...]
 
 
+@frozen
+class Pull:
+    """Fetch all of what ``session`` has exported under ``key``, into memory outside the region."""
+
+    session: int
+    key: bytes
+    length: int
+
+
 class PauseReason(enum.Enum):
     """Why a program waits; drivers choose the length of the wait by it."""
 
@@ -155,7 +165,9 @@ class Pause:
     attempt: int
 
 
-Operation: TypeAlias = Read | CompareAndSwap | FetchAndAdd | Chain | Guarded | Load | Store | Fence | Pause
+Operation: TypeAlias = (
+    Read | CompareAndSwap | FetchAndAdd | Chain | Guarded | Load | Store | Fence | Pull | Pause
+)
 
 _Result = TypeVar("_Result")
 

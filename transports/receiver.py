@@ -1,15 +1,17 @@
 """The consumer's end of a channel: one region, one ring, its sessions.
 
-Everything about the ring's state happens in plain calls on the event loop. Two steps take longer, and
+Everything about the ring's state happens in plain calls on the event loop. Three steps take longer, and
 while one of them is under way polls find nothing:
 
 * a fence. The ring's memory is left alone meanwhile; releases wait their turn in ``_deferred``.
+* a pull. The message comes into memory of its own, which it keeps until it is released.
 * the hash of a large payload. It is computed in a thread, so that the loop goes on receiving and
   answering; then the ring is polled again, with the hash at hand. Had a session ended in between,
   bytes may have landed behind the hash or the region's memory may be another, and all begins anew.
 """
 
 import asyncio
+import logging
 import random
 import time
 from collections import OrderedDict, deque
@@ -22,20 +24,23 @@ from attrs import field, frozen
 from transports.address import Address
 from transports.background import Background
 from transports.driver import RegionRun, run_on_region
-from transports.errors import ChannelClosed, IdentityRefused
+from transports.errors import ChannelClosed, IdentityRefused, TransportError
+from transports.hashing import HASH_ELSEWHERE_BYTES, hash_patiently
 from transports.introductions import Hello, Welcome
 from transports.memory import Accepted, Listener, Region
-from transports.operations import Bytes
+from transports.operations import Bytes, Pull
+from transports.region_memory import fresh_memory
 from transports.ring import Consumer, Geometry
 from transports.ring import Delivery as RingDelivery
-from transports.ring.layout import GENERATION_MAX, hash_payload
+from transports.ring.layout import GENERATION_MAX
 
+_LOG: Final = logging.getLogger(__name__)
+
+PULLED_BYTES_MAX: Final = 1 << 30
+"""Memory that a receiver takes for messages that it pulls; so also the longest of them."""
 DEFAULT_GEOMETRY: Final = Geometry(slot_count=1024, payload_bytes=64 << 20, session_count=64)
 
 _REFUSED_MAX: Final = 4096
-_HASH_ELSEWHERE_BYTES: Final = 4 << 20
-"""From this length on a payload is hashed in a thread: the event loop would stand for longer than the
-thread costs."""
 _POLLS_BEFORE_YIELD: Final = 64
 """Deliveries in a row after which ``receive`` lets other tasks run, though more are waiting."""
 
@@ -83,7 +88,7 @@ class _PatientConsumer(Consumer):
         computed, self.computed = self.computed, None
         if computed is not None:
             return computed
-        if not self.hashes_here and sum(map(len, payload)) >= _HASH_ELSEWHERE_BYTES:
+        if not self.hashes_here and sum(map(len, payload)) >= HASH_ELSEWHERE_BYTES:
             raise _HashElsewhere(payload)
         return super()._hash_payload(payload)
 
@@ -92,10 +97,16 @@ class Receiver:
     """Receives the messages of many senders; opened by ``open_receiver``."""
 
     def __init__(
-        self, geometry: Geometry, leniency: Leniency, clock: Callable[[], float], rng: random.Random
+        self,
+        geometry: Geometry,
+        leniency: Leniency,
+        pulled_bytes_max: int,
+        clock: Callable[[], float],
+        rng: random.Random,
     ) -> None:
         self._geometry = geometry
         self._leniency = leniency
+        self._pulled_bytes_max = pulled_bytes_max
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         # Generations tell one life of an inbox from the next; chance keeps them apart without a store.
@@ -105,6 +116,7 @@ class Receiver:
             generation=self._generation,
             lease_seconds=leniency.lease_seconds,
             slowest_bytes_per_second=leniency.slowest_bytes_per_second,
+            pulled_bytes_max=pulled_bytes_max,
         )
         self._region: Region | None = None
         self._background = Background(self._fail)
@@ -113,6 +125,7 @@ class Receiver:
         self._opening = asyncio.Lock()
         self._fencing = False
         self._hashing = False
+        self._pulling = False
         self._sessions_ended = 0
         self._notifications = 0
         self._ready: deque[Delivery] = deque()
@@ -192,9 +205,11 @@ class Receiver:
         self._check()
         if self._ready:
             return self._ready.popleft()
-        if self._fencing or self._hashing:
-            return None
-        return self._poll()
+        return None if self._is_busy else self._poll()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._fencing or self._hashing or self._pulling
 
     def release(self, delivery: Delivery) -> None:
         """Give the message's bytes back to the senders; any order of messages is allowed.
@@ -208,9 +223,13 @@ class Receiver:
             return
         with suppress(BufferError):  # views derived from it keep it open; the ring cannot see those
             delivery.payload.release()
+            if isinstance(delivery.held.content, memoryview):
+                delivery.held.content.release()
         region = self._open_region()
         run_on_region(self._consumer.release(delivery.held), region.view)
         region.nudge()
+        if self._consumer.waits_for_release:
+            self._wake()
 
     def refuse(self, identity: str) -> None:
         """Take nothing more from this identity: neither from its session, if it has one, nor a new one.
@@ -266,6 +285,7 @@ class Receiver:
             first_number=first_number,
             lease_seconds=self._leniency.lease_seconds,
             geometry=self._geometry,
+            pulled_bytes_max=self._pulled_bytes_max,
         )
         return Accepted(session, welcome.to_bytes())
 
@@ -290,14 +310,19 @@ class Receiver:
             return None
         if poll.finished:
             return self._hand_over(poll.result)
-        self._fencing = True
-        self._background.start(self._fence(poll))
+        self._hold_for(poll)
+        self._background.start(self._finish(poll))
         return None
+
+    def _hold_for(self, poll: RegionRun[RingDelivery | None]) -> None:
+        """Leave the ring to a poll that waits for a pull or a fence, until it is finished."""
+        self._pulling = not poll.finished and poll.wants_pulled is not None
+        self._fencing = not poll.finished and poll.wants_pulled is None
 
     async def _hash(self, payload: Sequence[Bytes]) -> None:
         before = self._notifications
         ended = self._sessions_ended
-        computed = await asyncio.to_thread(hash_payload, payload)
+        computed = await hash_patiently(payload)
         self._hashing = False
         if ended != self._sessions_ended:
             self._wake()  # whoever waits polls again, and finds the payload where it is now
@@ -315,30 +340,54 @@ class Receiver:
             # Not what was hashed in the first place: hashing it again at once would find the same.
             self._set_timer()
 
-    async def _fence(self, poll: RegionRun[RingDelivery | None]) -> None:
+    async def _finish(self, poll: RegionRun[RingDelivery | None]) -> None:
+        """Pull and fence what a poll wants, until it has found a message or that there is none."""
         region = self._open_region()
-        self._consumer.hashes_here = True
         while not poll.finished:
-            await region.fence(poll.wants_fenced)
-            poll.advance(region.view)  # a fence may have put other memory in its place
-        self._consumer.hashes_here = False
-        self._fencing = False
-        deferred, self._deferred = self._deferred, []
-        for action in deferred:
-            action()
+            pulled = None
+            if poll.wants_pulled is not None:
+                pulled = await self._pull(poll.wants_pulled)
+            else:
+                await region.fence(poll.wants_fenced)
+            self._consumer.hashes_here = True
+            poll.advance(region.view, pulled)  # a fence may have put other memory in its place
+            self._consumer.hashes_here = False
+            self._hold_for(poll)
+            if not self._fencing:
+                deferred, self._deferred = self._deferred, []
+                for action in deferred:
+                    action()
         delivery = self._hand_over(poll.result)
         if delivery is not None:
             self._ready.append(delivery)
         region.nudge()
         self._wake()
 
+    async def _pull(self, pull: Pull) -> memoryview | None:
+        """What a session exports, and its hash at hand; ``None`` if it cannot be had within the lease."""
+        limit = self._leniency.lease_seconds + pull.length / self._leniency.slowest_bytes_per_second
+        what = f"{pull.length} bytes of session {pull.session} at {self.address}"
+        try:
+            into = fresh_memory(pull.length)
+            async with asyncio.timeout(limit):
+                await self._open_region().pull(pull.session, pull.key, into)
+        except TimeoutError:
+            _LOG.warning("%s were not to be had in %f s", what, limit)
+            return None
+        except (TransportError, OSError) as error:
+            _LOG.warning("%s cannot be had: %s", what, error)
+            return None
+        self._consumer.computed = await hash_patiently((into,))
+        return into
+
     def _hand_over(self, held: RingDelivery | None) -> Delivery | None:
         if held is None:
             return None
         region = self._open_region()
         region.nudge()
+        payload = region.view[held.offset : held.offset + held.length]
         return Delivery(
-            payload=region.view[held.offset : held.offset + held.length],
+            payload=payload if held.content is None else memoryview(held.content),
             kind=held.kind,
             flags=held.flags,
             producer=held.identity,
@@ -350,7 +399,7 @@ class Receiver:
         """Wait for a notification, or for the moment at which a sender's lease ends."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
-        if not (self._fencing or self._hashing):
+        if not self._is_busy:
             self._set_timer()
         try:
             await waiter
@@ -385,7 +434,7 @@ class Receiver:
             for _ in range(_POLLS_BEFORE_YIELD):
                 delivery = self.poll_nowait()
                 if delivery is None:
-                    if not (self._fencing or self._hashing):
+                    if not self._is_busy:
                         self._set_timer()
                     return
                 self._take(delivery)
@@ -417,6 +466,7 @@ async def open_receiver(
     geometry: Geometry = DEFAULT_GEOMETRY,
     *,
     leniency: Leniency | None = None,
+    pulled_bytes_max: int = PULLED_BYTES_MAX,
     clock: Callable[[], float] = time.monotonic,
     rng: random.Random | None = None,
 ) -> AsyncIterator[Receiver]:
@@ -427,13 +477,17 @@ async def open_receiver(
         name: The region's name, for example ``actor/7``.
         geometry: Slots, bytes and sessions of the ring.
         leniency: How long a sender may keep reserved room unfilled.
+        pulled_bytes_max: Memory for messages that are pulled: how much is held at a time, and the longest
+            of them. 0: none is pulled.
         clock: Monotonic seconds.
         rng: Draws the ring's generation.
 
     Raises:
         ValueError: The name is taken.
     """
-    receiver = Receiver(geometry, leniency or Leniency(), clock, rng or random.SystemRandom())
+    receiver = Receiver(
+        geometry, leniency or Leniency(), pulled_bytes_max, clock, rng or random.SystemRandom()
+    )
     await receiver.open(listener, name)
     try:
         yield receiver

@@ -12,7 +12,7 @@ from typing import Final
 from transports.errors import ProtocolError
 from transports.operations import WORD_BYTES, Bytes
 
-_HUGE_PAGE_BYTES: Final = 2 << 20
+HUGE_PAGE_BYTES: Final = 2 << 20
 _WORD: Final = struct.Struct("<Q")
 _WORD_MASK: Final = (1 << 64) - 1
 
@@ -30,7 +30,7 @@ class RegionMemory:
     def __init__(self, size_bytes: int, view: memoryview | None = None) -> None:
         if size_bytes < WORD_BYTES:
             raise ValueError(f"a region needs at least {WORD_BYTES} bytes, not {size_bytes}")
-        self.view = _from_system(size_bytes) if view is None else view
+        self.view = fresh_memory(size_bytes) if view is None else view
         self.size_bytes = size_bytes
 
     def span(self, offset: int, length: int) -> memoryview:
@@ -74,10 +74,13 @@ def check_word(offset: int, size_bytes: int) -> None:
         raise ProtocolError(f"offset {offset} is no aligned word of the region of {size_bytes} bytes")
 
 
-def _from_system(size_bytes: int) -> memoryview:
+def fresh_memory(size_bytes: int) -> memoryview:
+    """Zeroed, page-aligned bytes from the system; given back with the last view of them."""
+    if not size_bytes:
+        return memoryview(bytearray())
     # Private and anonymous: zero pages come on first use, so a large ring costs what it carries.
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size_bytes >= _HUGE_PAGE_BYTES:
+    if size_bytes >= HUGE_PAGE_BYTES:
         with suppress(OSError):  # a kernel without huge pages is only slower
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)

@@ -23,11 +23,9 @@ already is recognised by its number.
 """
 
 import asyncio
-import random
-import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -43,11 +41,10 @@ from transports.errors import (
     SessionFenced,
     TransportError,
 )
-from transports.memory import Options, Transport
+from transports.hashing import hash_patiently
 from transports.operations import Bytes, Pause, PauseReason
-from transports.registry import transport_for
 from transports.ring.layout import BYTE_MAX
-from transports.sender_link import Link, Patience, Session
+from transports.sender_link import Link, Session
 from transports.sender_pace import Pace
 from transports.sender_request import Abandoned, Begun, Request, Undelivered
 from transports.sessions import Ending
@@ -88,6 +85,16 @@ class Sender:
         return self._current().memory.capabilities.wire
 
     @property
+    def message_bytes_max(self) -> int:
+        """The longest message that can be sent now."""
+        return self._current().lender.message_bytes_max
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of messages that were sent and that the receiver was not yet seen to pull."""
+        return self._current().lender.lent_bytes
+
+    @property
     def delivered(self) -> int:
         """Messages of this identity that the receiver has been seen to take."""
         return self._kept[0].number if self._kept else self._next_number
@@ -122,7 +129,7 @@ class Sender:
 
         Raises:
             RingFull: There was no room in time; nothing was sent.
-            MessageTooLarge: It can never fit; nothing was sent.
+            MessageTooLarge: It fits neither the ring nor what may be pulled; nothing was sent.
             PeerLost: The receiver is gone; the message may or may not have reached it.
             ChannelClosed: The sender was closed; likewise.
 
@@ -200,12 +207,13 @@ class Sender:
             await self._session.memory.close()
 
     async def finish(self) -> None:
-        """Let what was posted reach the wire; used on a regular exit, before ``close``."""
+        """Let what was posted reach the wire, and be pulled; used on a regular exit, before ``close``."""
         if not self._ending.over() and self._session is not None:
-            try:
+            with suppress(TransportError, TimeoutError):  # undelivered() tells
                 await self._session.memory.flush()
-            except TransportError:
-                return  # undelivered() tells
+                if self.lent_bytes:
+                    async with asyncio.timeout(self._link.patience.pull_seconds):
+                        await self.drained()
 
     async def open(self) -> None:
         """Open the first session and start the courier; called once, by ``open_sender``."""
@@ -312,13 +320,53 @@ class Sender:
                 self._ring_alarm()
 
     async def _send(self, message: Undelivered, *, may_wait: bool, wait: Waiter) -> None:
+        length = sum(map(len, message.buffers))
+        if self._current().lender.pulls(length):
+            await self._lend(message, length, may_wait=may_wait, wait=wait)
+        else:
+            await self._post(message, message.buffers, may_wait=may_wait, wait=wait)
+        self._let_go()
+
+    async def _post(
+        self,
+        message: Undelivered,
+        payload: Sequence[Bytes],
+        *,
+        may_wait: bool,
+        wait: Waiter,
+        pull: bool = False,
+    ) -> None:
         session = self._current()
         program = session.producer.send(
-            message.buffers, kind=message.kind, flags=message.flags, now=self._clock(), wait=may_wait
+            payload, kind=message.kind, flags=message.flags, now=self._clock(), wait=may_wait, pull=pull
         )
         number = await run(program, session.memory, wait=wait)
         assert number == message.number, f"message {message.number} went out as {number}"
-        self._let_go()
+
+    async def _lend(self, message: Undelivered, length: int, *, may_wait: bool, wait: Waiter) -> None:
+        """Send an offer of the message, once there is room for one more."""
+        session = self._current()
+        lender = session.lender
+        attempt = 0
+        while not lender.has_room(length):
+            await run(session.producer.refresh(self._clock()), session.memory, wait=wait)
+            self._let_go()
+            if lender.has_room(length):
+                break
+            if not may_wait:
+                raise RingFull(
+                    f"{self.address} has not yet pulled what was sent before; wait, or refuse work"
+                )
+            attempt += 1
+            await wait(Pause(PauseReason.FULL, attempt))
+        message_hash = await hash_patiently(message.buffers)
+        offer = lender.lend(message.number, message.buffers, length, message_hash)
+        try:
+            await self._post(message, (offer,), may_wait=may_wait, wait=wait, pull=True)
+        except BaseException:
+            # Nothing was sent, or the session is over: then it is lent again in the next one.
+            lender.take_back(message.number)
+            raise
 
     def _keep(self, message: Undelivered) -> None:
         assert message.number == self._next_number
@@ -330,7 +378,9 @@ class Sender:
 
     def _let_go(self) -> None:
         """Drop the messages that the receiver is known to have."""
-        delivered = self._current().producer.delivered
+        session = self._current()
+        delivered = session.producer.delivered
+        session.lender.delivered(delivered)
         moved = False
         while self._kept and self._kept[0].number < delivered:
             self._kept.popleft()
@@ -442,49 +492,3 @@ class Sender:
             request.begun = None
             request.fail(self._ending.error())
         self._signal_progress()
-
-
-@asynccontextmanager
-async def open_sender(
-    address: Address | str,
-    identity: str,
-    *,
-    options: Options | None = None,
-    patience: Patience | None = None,
-    transport: Transport | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    rng: random.Random | None = None,
-) -> AsyncIterator[Sender]:
-    """Connect to a receiver; leaving the block ends the session.
-
-    A regular exit lets what was posted reach the wire; ``drained`` is what waits for the receiver.
-
-    Args:
-        address: The receiver's address, with the region's name.
-        identity: Names this sender across sessions; no two live senders of a receiver share one.
-        options: Secret, bounds and certificates.
-        patience: How long to try before the receiver is called gone.
-        transport: Used instead of the one registered for the address's scheme.
-        clock: Monotonic seconds.
-        rng: Draws the jitter of waits.
-
-    Raises:
-        TransportError: Whatever ``Transport.connect`` raises; ``UnknownScheme``; ``LayoutMismatch``.
-    """
-    address = Address.parse(address) if isinstance(address, str) else address
-    link = Link(
-        transport=transport or transport_for(address),
-        address=address,
-        identity=identity,
-        options=options or Options(),
-        patience=patience or Patience(),
-        clock=clock,
-        rng=rng or random.Random(),  # noqa: S311  # jitter, no secret
-    )
-    sender = Sender(link)
-    await sender.open()
-    try:
-        yield sender
-        await sender.finish()
-    finally:
-        await sender.close()

@@ -19,6 +19,7 @@ from transports.errors import (
 from transports.introductions import Hello, Welcome
 from transports.memory import Options, RemoteMemory, Transport
 from transports.ring import Producer
+from transports.sender_lender import Lender, Terms
 
 _RECONNECT_PAUSE_SECONDS: Final = (0.02, 0.5)
 """First and longest pause between two attempts to reach a receiver again."""
@@ -30,6 +31,8 @@ class Patience:
 
     reconnect_seconds: float = 2.0
     """Nobody answers at the address for this long."""
+    pull_seconds: float = 5.0
+    """On a regular exit, the receiver pulls what it was offered within this time."""
 
 
 @frozen(eq=False)
@@ -39,6 +42,7 @@ class Session:
     memory: RemoteMemory
     producer: Producer
     welcome: Welcome
+    lender: Lender
 
 
 @define(eq=False)
@@ -51,6 +55,7 @@ class Link:
         identity: Under which the receiver counts our messages across sessions.
         options: Secret, bounds and certificates.
         patience: How long to try again.
+        terms: What is lent to the receiver.
         clock: Monotonic seconds.
         rng: Draws the jitter between attempts.
     """
@@ -60,6 +65,7 @@ class Link:
     identity: str
     options: Options
     patience: Patience
+    terms: Terms
     clock: Callable[[], float]
     rng: random.Random
     _generation: int | None = field(default=None, init=False)
@@ -131,4 +137,4 @@ class Link:
             await memory.close()
             raise
         self._generation = welcome.generation
-        return Session(memory, producer, welcome)
+        return Session(memory, producer, welcome, Lender(memory, welcome, self.terms))

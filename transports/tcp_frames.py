@@ -3,7 +3,8 @@
 One header for all, then a body::
 
      0  u8   kind
-     1  u8   flags      NOTIFY: wake the owner; SECRET: this side has a cluster secret
+     1  u8   flags      NOTIFY: wake the owner; SECRET: this side has a cluster secret;
+                        LENDS: the owner has memory that processes of its host can map
      2  u16  writes     of a guarded chain
      4  u32  tag        answers carry the tag of their question
      8  u64  body       bytes that follow the header
@@ -30,10 +31,14 @@ LISTEN     prod.   nudges seen
 ATTACH     prod.
 WIRE       prod.                                              what carries the writes (UTF-8)
 LANDED     prod.
+PULLED     prod.                                              the bytes, received where they belong
+GONE       prod.
 WORD       owner   the word found    nudges
 DATA       owner                     nudges                   the bytes
 NUDGE      owner                     nudges
-ATTACHED   owner   memory's address  key length               16 B doorbell, key, worker's address
+ATTACHED   owner   memory's address  key length               16 B doorbell, key, worker's address;
+                                                              or 16 B token, socket's name
+PULL       owner   export            offset        length
 ENDED      owner   reason's code                              reason (UTF-8)
 BEAT       both
 =========  ======  ================  ============  =========  ======================================
@@ -42,21 +47,23 @@ Operations of one connection are carried out in the order of their frames. Every
 against the bound of its kind before anything is stored; what a bound does not allow, and what is
 not in the table of the state the connection is in, is a ``ProtocolError``.
 
-ATTACH, WIRE, LANDED and ATTACHED are for sessions whose writes go beside this connection (``ucx``): the
-tcp transport's own bounds leave them out.
+ATTACH, WIRE, LANDED and ATTACHED are for sessions whose writes go beside this connection. ``ucx`` has all
+of them; ``tcp`` asks, on the owner's own host, once for a token and a socket to have its memory from.
+
+PULL asks for a part of what the producer has exported; PULLED or GONE is the answer, with its tag.
 
 A small chain behind a swap comes in one GUARDED frame. A larger one comes as a GUARD and as many WRITE
 frames as it names: their bytes are received into the region, or, if the swap did not take place, dropped.
 
 ``FrameReader`` takes bytes in pieces of any size. It says where the next ones belong: into a small
-scratch buffer, or, for a body that has a place of its own (WRITE, DATA), straight into that place.
+scratch buffer, or, for a body that has a place of its own (WRITE, DATA, PULLED), straight into that place.
 """
 
 import enum
 import hashlib
 import hmac
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from transports.errors import (
@@ -72,7 +79,7 @@ from transports.errors import (
 )
 from transports.operations import Bytes, Chain, Guarded, Write
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 MAGIC: Final = int.from_bytes(b"1PC-TCP\n", "little")
 
 NONCE_BYTES: Final = 32
@@ -87,13 +94,19 @@ GUARDED_FRAME_BYTES_MAX: Final = 16 << 10
 GUARDED_BYTES_MAX: Final = (1 << 20) + (64 << 10)
 """Largest chain behind a swap, a MiB and a header: what is sent in vain when another producer was faster."""
 CHAIN_WRITES_MAX: Final = 16
+PULL_BYTES_MAX: Final = 4 << 20
+"""The largest part of an export that one PULL asks for."""
+PULLS_OPEN_MAX: Final = 4
+"""Parts that are asked for at a time, so that the producer never waits for the next question."""
 
 NOTIFY: Final = 1
 SECRET: Final = 2
+LENDS: Final = 4
 
 _HEADER: Final = struct.Struct("<BBHIQQQQ")
 _PLACE: Final = struct.Struct("<QQ")
 _NAME: Final = struct.Struct("<H")
+_KEY: Final = struct.Struct("<QQ")
 HEADER_BYTES: Final = _HEADER.size
 
 _SCRATCH_BYTES: Final = 64 << 10
@@ -119,11 +132,14 @@ class Kind(enum.IntEnum):
     ATTACH = 24
     WIRE = 25
     LANDED = 26
+    PULLED = 27
+    GONE = 28
     WORD = 32
     DATA = 33
     NUDGE = 34
     ENDED = 35
     ATTACHED = 36
+    PULL = 37
     BEAT = 48
 
 
@@ -158,6 +174,8 @@ OWNER_EXPECTS_OPERATIONS: Final[Bounds] = {
     Kind.GUARD: _TABLE_BYTES_MAX,
     Kind.FLUSH: 0,
     Kind.LISTEN: 0,
+    Kind.PULLED: PULL_BYTES_MAX,
+    Kind.GONE: 0,
     Kind.BEAT: 0,
 }
 PRODUCER_EXPECTS_CHALLENGE: Final[Bounds] = {
@@ -172,6 +190,7 @@ PRODUCER_EXPECTS_ANSWERS: Final[Bounds] = {
     Kind.WORD: 0,
     Kind.DATA: READ_BYTES_MAX,
     Kind.NUDGE: 0,
+    Kind.PULL: 0,
     Kind.ENDED: REASON_BYTES_MAX,
     Kind.BEAT: 0,
 }
@@ -182,8 +201,8 @@ class FrameReader:
 
     Args:
         bounds: What may come.
-        place: Where the body of a WRITE or DATA frame belongs; exactly as long as the body. None drops
-            it; raises ``ProtocolError`` if there must be no such body.
+        place: Where the body of a WRITE, DATA or PULLED frame belongs; exactly as long as the body. None
+            drops it; raises ``ProtocolError`` if there must be no such body.
     """
 
     def __init__(self, bounds: Bounds, place: Callable[[Header], memoryview | None]) -> None:
@@ -210,6 +229,13 @@ class FrameReader:
             self._scratch[:remaining] = self._scratch[self._start : self._filled]
             self._start, self._filled = 0, remaining
         return self._scratch[self._filled :]
+
+    def place_again(self) -> None:
+        """What ``place`` gave has moved, with its bytes: the rest of a body goes to where it is now."""
+        if self._placed is not None and len(self._rest):
+            place = self._place(self._placed)
+            assert place is not None
+            self._rest = place[len(place) - len(self._rest) :]
 
     def received(self, count: int) -> None:
         """Take note of ``count`` bytes put into ``next_buffer``."""
@@ -276,7 +302,7 @@ class FrameReader:
         return header
 
 
-_PLACED: Final = frozenset({int(Kind.WRITE), int(Kind.DATA)})
+_PLACED: Final = frozenset({int(Kind.WRITE), int(Kind.DATA), int(Kind.PULLED)})
 
 
 _NAMES: Final = {int(kind): kind.name for kind in Kind}
@@ -353,6 +379,30 @@ def parse_chain(writes: int, body: memoryview) -> list[tuple[int, memoryview]]:
     if at != len(body):
         raise ProtocolError(f"a guarded frame has {len(body) - at} bytes that belong to no write")
     return chain
+
+
+def export_key(number: int, length: int) -> bytes:
+    """The key of a producer's export."""
+    return _KEY.pack(number, length)
+
+
+def parse_export_key(key: bytes) -> tuple[int, int]:
+    """Number and length of an export; raises ``ProtocolError``."""
+    if len(key) != _KEY.size:
+        raise ProtocolError(f"an export's key has {_KEY.size} bytes, not {len(key)}")
+    number, length = _KEY.unpack(key)
+    return number, length
+
+
+def cut(buffers: Sequence[memoryview], offset: int, length: int) -> list[Bytes]:
+    """Bytes ``offset`` to ``offset + length`` of the concatenation of ``buffers``, without copying."""
+    parts: list[Bytes] = []
+    for buffer in buffers:
+        if offset < len(buffer) and length:
+            parts.append(part := buffer[offset : offset + length])
+            length -= len(part)
+        offset = max(0, offset - len(buffer))
+    return parts
 
 
 class Introduction(NamedTuple):

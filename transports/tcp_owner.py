@@ -36,6 +36,7 @@ from transports.operations import Bytes
 from transports.region_memory import RegionMemory
 from transports.sessions import Ending
 from transports.tcp_frames import FrameReader, Header, Kind
+from transports.tcp_pulls import Pulls
 from transports.tcp_pulse import Pulse
 from transports.tcp_wire import Wire
 
@@ -127,6 +128,13 @@ class TcpRegion(Region):
         else:
             self._listening.add(session)
 
+    async def pull(self, session: int, key: bytes, into: memoryview) -> None:
+        """Fetch an export over the session's connection."""
+        found = self._sessions.get(session)
+        if found is None:
+            raise PeerLost(f"session {session} of {self._address} is over")
+        await found.pulls.pull(key, into)
+
     async def fence(self, sessions: Sequence[int]) -> None:
         """Revoke sessions; the bytes of an ended session never reach the region, so this is at once."""
         for number in sessions:
@@ -165,6 +173,7 @@ class OwnerSession:
     wire: Wire
     writes_itself = False
     """The producer can write to the region's memory without this process."""
+    welcome_flags = 0
 
     def __init__(self, house: House, peer: str) -> None:
         self._house = house
@@ -178,6 +187,7 @@ class OwnerSession:
         self._region: TcpRegion | None = None
         self._memory: RegionMemory | None = None
         self._number = 0
+        self.pulls: Final = Pulls(self._send)
         self._answers: list[Bytes] = []
         self._answer_bytes = 0
         self._notify = False
@@ -246,7 +256,7 @@ class OwnerSession:
         """The connection is gone."""
         how = "in the middle of a frame" if self._reader.in_frame else "between two frames"
         why = f"reset ({error})" if error is not None else "closed by the producer"
-        if self._ending.reach(PeerLost(f"{self._peer} was lost: {why}, {how}")):
+        if self._reach(PeerLost(f"{self._peer} was lost: {why}, {how}")):
             if error is not None or self._reader.in_frame:
                 _LOG.warning("%s", self._ending.error())
             self._leave()
@@ -256,12 +266,17 @@ class OwnerSession:
 
     def revoke(self, error: TransportError) -> None:
         """End by the region's will, which knows of it."""
-        if self._ending.reach(error):
+        if self._reach(error):
             self._tell(Kind.ENDED, error)
+
+    def use(self, memory: RegionMemory) -> None:
+        """The region's bytes have moved to other memory: go on there, in the middle of a body too."""
+        self._memory = memory
+        self._reader.place_again()
 
     def close(self) -> None:
         """Close the connection at once. Idempotent."""
-        self._ending.reach(PeerLost(f"{self._peer}: the listener was closed"))
+        self._reach(PeerLost(f"{self._peer}: the listener was closed"))
         self._timer.cancel()
         self._pulse.stop()
         self.wire.close()
@@ -270,10 +285,17 @@ class OwnerSession:
     def _end(self, error: TransportError) -> None:
         """End because of the producer."""
         opened = self._region is not None
-        if self._ending.reach(error):
+        if self._reach(error):
             _LOG.warning("closing the connection of %s: %s", self._peer, error)
             self._tell(Kind.ENDED if opened else Kind.REFUSED, error)
             self._leave()
+
+    def _reach(self, reason: TransportError) -> bool:
+        """From here on nothing of this session counts; False if it was so before."""
+        first = self._ending.reach(reason)
+        if first:
+            self.pulls.fail(self._ending.error())
+        return first
 
     def _tell(self, kind: Kind, error: TransportError) -> None:
         self._timer.cancel()
@@ -351,6 +373,7 @@ class OwnerSession:
         body = proofs.owner + accepted.welcome
         header = frames.frame(
             Kind.WELCOME,
+            flags=self.welcome_flags,
             body=len(body),
             a=accepted.session,
             b=region.memory.size_bytes,
@@ -366,6 +389,8 @@ class OwnerSession:
 
     def _place(self, header: Header) -> memoryview | None:
         assert self._memory is not None
+        if header.kind == Kind.PULLED:
+            return self.pulls.place(header)
         span = self._memory.span(header.a, header.body)
         return None if self._writes_to_drop else span
 
@@ -378,6 +403,8 @@ class OwnerSession:
                 self._writes_to_drop -= 1
             elif header.flags & frames.NOTIFY:
                 self._notify = True
+        elif kind in {Kind.PULLED, Kind.GONE}:
+            self.pulls.answered(header)
         elif kind == Kind.GUARDED:
             self._guarded(header, body, memory)
         elif kind == Kind.GUARD:

@@ -29,6 +29,7 @@ from transports.memory import Atomics, Capabilities, Options, RemoteMemory
 from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired, Guarded
 from transports.sessions import Ending
 from transports.tcp_frames import FrameReader, Header, Kind
+from transports.tcp_pulls import Lending
 from transports.tcp_pulse import Pulse
 from transports.tcp_wire import Wire
 
@@ -38,6 +39,7 @@ CAPABILITIES: Final = Capabilities(
     fences_sessions=True,
     guarded_bytes_max=frames.GUARDED_BYTES_MAX,
     zero_copy_send=True,
+    pull_share=1.0,
     wire="tcp",
 )
 
@@ -84,6 +86,7 @@ class TcpMemory(RemoteMemory):
         self._nudged: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._swaps_alone = 0
+        self._lending = Lending(self._send, lambda: self.wire.has_room)
         self._idle = True
         self._pulse = Pulse(options.silence_seconds, on_check=self._check, on_silence=self._silent)
 
@@ -189,6 +192,15 @@ class TcpMemory(RemoteMemory):
         """End the session."""
         self._end(ChannelClosed(f"the session on {self._address} was closed by us"))
 
+    def export(self, buffers: Sequence[Bytes]) -> bytes:
+        """Let the owner pull these bytes over the connection."""
+        self._ending.check()
+        return self._lending.export(buffers)
+
+    def withdraw(self, key: bytes) -> None:
+        """End an export."""
+        self._lending.withdraw(key)
+
     async def _ask_word(self, build: Callable[[int], Sequence[Bytes]]) -> int:
         word = await self._ask(build)
         assert isinstance(word, int)
@@ -239,6 +251,7 @@ class TcpMemory(RemoteMemory):
 
     def has_room(self) -> None:
         """Whoever waits to send may go on."""
+        self._lending.answer()
         room, self._room = self._room, None
         if room is not None and not room.done():
             room.set_result(None)
@@ -259,6 +272,7 @@ class TcpMemory(RemoteMemory):
         if not self._ending.reach(error):
             return
         self._pulse.stop()
+        self._lending.end()
         self._hang_up()
         if not self._opened.done():
             self._opened.set_exception(self._not_opened(error))
@@ -345,6 +359,8 @@ class TcpMemory(RemoteMemory):
             self._nudges_known = max(self._nudges_known, header.b)
             self._listens = False
             self._wake()
+        elif kind == Kind.PULL:
+            self._lending.asked(header)
         elif kind == Kind.ENDED:
             raise frames.parse_reason(header, body)
         else:

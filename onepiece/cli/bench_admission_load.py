@@ -1,7 +1,7 @@
 """The part of ``onepiece bench admission`` that loads real processes: who is let in, and how long that takes.
 
-A node with all roles in a process of its own serves three stages that wait (1 s, 5 s, 1 s; 2, 10 and 2 at once:
-two requests a second), with ``--wait-factor 0.2``. Requests come at random, each by our own client,
+A node with all roles in a process of its own serves three stages that wait (1 s, 5 s, 1 s; 2, 10 and 2 at
+once: two requests a second), with ``--wait-factor 0.2``. Requests come at random, each by our own client,
 and are not sent again when refused. The seconds before a load is counted fill or empty the set.
 """
 

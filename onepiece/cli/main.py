@@ -26,6 +26,7 @@ BENCHES: Final = {
     "memory": "onepiece.cli.bench_memory",
     "delivery": "onepiece.cli.bench_delivery",
     "admission": "onepiece.cli.bench_admission",
+    "moves": "onepiece.cli.bench_moves",
 }
 
 

@@ -124,7 +124,7 @@ def _question(
         raise ConfigError("give --rate for the GPUs that it needs, or --gpus for the rate that they bear")
     model = model_of(tuple(read_profile(Path(path)) for path in profiles))
     texts = rates or mixes or [f"{name}=1" for name in model.workflows]
-    demands = tuple(_demand(model, text, variability) for text in texts)
+    demands = tuple(demand_of(model, text, variability) for text in texts)
     return Question(model, demands, bool(rates), gpus, p95_seconds, utilisation_max)
 
 
@@ -134,8 +134,12 @@ def _check_range(option: str, value: float | None, low: float, high: float) -> N
         raise ConfigError(f"{option} is {value:g}; give a number {bounds}")
 
 
-def _demand(model: CapacityModel, text: str, variability: float) -> Demand:
-    """``2``, ``video=2`` or ``video/480p=2``; what is left out must be the only one there is."""
+def demand_of(model: CapacityModel, text: str, variability: float) -> Demand:
+    """``2``, ``video=2`` or ``video/480p=2``; what is left out must be the only one there is.
+
+    Raises:
+        ConfigError: It is of no such form, or the model does not know it.
+    """
     head, _, number = text.rpartition("=")
     try:
         rate = float(number)

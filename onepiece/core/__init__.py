@@ -9,12 +9,15 @@ module         decides
 service_times  what one instance of a stage is worth, by what was measured
 capacity       how many requests a second instances serve, how many instances a rate needs
 latency        how long requests take under a load
+finish         when a request that comes now is likely to be done
 planning       how many instances a rate needs, or what a number of GPUs bears
 spans          random lengths of time: sums, the longest, quantiles
 membership     which nodes belong to the set
 packing        on which devices new instances go (a pure function)
 actors         the life of one stage actor
 placement      which actors there should be
+moves          which instances should change their stage under a load (a pure function)
+rebalance      when they should
 routing        which actor a message goes to
 manager        all of the above as the leading NodeManager
 admission      whether a request gets a place
@@ -26,6 +29,7 @@ replication    which store nodes hold copies of results, and how these become al
 from onepiece.core.actors import Actor, ActorLife, Assign, Unassign
 from onepiece.core.admission import BudgetLimits, RequestBudget
 from onepiece.core.capacity import CapacityModel, Demand, Step, WorkflowShape, matching_instances
+from onepiece.core.finish import FinishModel
 from onepiece.core.inventory import (
     ActorReport,
     ActorState,
@@ -35,7 +39,7 @@ from onepiece.core.inventory import (
     RegisteredWorkflow,
     StageNeed,
 )
-from onepiece.core.latency import Latency, predict, predicted_seconds
+from onepiece.core.latency import Latency, predict
 from onepiece.core.machine import InvalidTransition, Machine, Story
 from onepiece.core.manager import (
     ConfirmWorkflow,
@@ -109,6 +113,7 @@ __all__ = [
     "Device",
     "DeviceKind",
     "Expel",
+    "FinishModel",
     "HeartbeatReceived",
     "InvalidTransition",
     "Latency",
@@ -164,6 +169,5 @@ __all__ = [
     "diff",
     "matching_instances",
     "predict",
-    "predicted_seconds",
     "rendezvous",
 ]

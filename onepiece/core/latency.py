@@ -16,8 +16,9 @@ Messages go to the actor with the fewest outstanding ones, which is taken for on
 instances. The inputs of a join go where the hash of the UID says: there each instance has a queue of its own.
 
 **Batches** form from what waits. A stage that allows them works in the smallest batches that bear the load;
-whoever arrives waits for what is left of a batch that runs, and as in a queue of full batches. This part is
-a rule of thumb, with no proof behind it.
+who finds all workers busy waits for half a batch, as it may come at any moment of one, and all wait as in
+a queue of full batches whose arrivals are so much more even. This part is a rule of thumb, with nothing
+but simulation behind it.
 
 What it does not know: bursts that last, priorities, moves, a failing node. For those there is the
 simulator, which runs the product's own decisions.
@@ -51,17 +52,15 @@ class Latency:
 
 @frozen
 class StageWait:
-    """How long requests wait before a stage: the mean, and the share that waits at all."""
+    """How long requests wait before a stage: the mean, and the variance in square seconds."""
 
-    mean_seconds: float
-    waiting_share: float
+    mean_seconds: float = 0.0
+    variance: float = 0.0
 
-    @property
-    def variance(self) -> float:
-        """Of an exponential wait that only a share of all has."""
-        if self.mean_seconds == 0:
-            return 0.0
-        return self.mean_seconds**2 * (2 / self.waiting_share - 1)
+    @classmethod
+    def exponential(cls, mean_seconds: float, waiting_share: float) -> "StageWait":
+        """A wait that only a share of all has, exponential for these."""
+        return cls(mean_seconds, mean_seconds**2 * (2 / waiting_share - 1))
 
 
 def predict(
@@ -98,14 +97,14 @@ def queue_wait(
     variability = (arrival_variability + service_variability) / 2
     load = rate * seconds
     if workers == 0 or load > workers * (1 + 1e-9):
-        return StageWait(math.inf, 1.0)
+        return StageWait(math.inf)
     if variability == 0 or load == 0:
-        return StageWait(0.0, 0.0)
+        return StageWait()
     if load >= workers:
-        return StageWait(math.inf, 1.0)
+        return StageWait(math.inf)
     share = waiting_share(load, workers)
     mean = variability * share * seconds / (workers - load)
-    return StageWait(mean, share) if mean > 0 else StageWait(0.0, 0.0)
+    return StageWait.exponential(mean, share) if mean > 0 else StageWait()
 
 
 def waiting_share(load: float, workers: int) -> float:
@@ -115,37 +114,6 @@ def waiting_share(load: float, workers: int) -> float:
     for count in range(1, workers + 1):
         blocked = load * blocked / (count + load * blocked)
     return blocked / (1 - load / workers * (1 - blocked))
-
-
-def predicted_seconds(
-    model: CapacityModel,
-    workflow: str,
-    size_class: str,
-    instances: Mapping[str, int],
-    ahead: Mapping[str, Mapping[str, int]],
-) -> float:
-    """When a request that comes now is likely to be done, in seconds from now.
-
-    It takes as long as through an empty set, and as long as the stage with the most work ahead needs for
-    that: the other queues empty meanwhile.
-
-    Args:
-        model: Service times.
-        workflow: Of the request.
-        size_class: Of the request.
-        instances: By stage; one without any makes it infinite.
-        ahead: How many stage tasks each stage has still to do for others, by size class.
-    """
-    backlog = 0.0
-    for stage in model.shape(workflow).visits:
-        workers = model.workers(stage, instances)
-        if workers == 0:
-            return math.inf
-        profile = model.stages[stage]
-        tasks = ahead.get(stage, {})
-        busy = sum(profile.best(name).request_seconds * count for name, count in tasks.items())
-        backlog = max(backlog, busy / workers)
-    return backlog + _path(model, Demand(workflow, 0.0, size_class), {}, {}).mean
 
 
 @define
@@ -267,25 +235,21 @@ def _service(profile: StageProfile, load: _StageLoad, batch: int) -> tuple[float
 def _batched_wait(
     profile: StageProfile, load: _StageLoad, rate: float, workers: int, arrivals: float, batch: int
 ) -> StageWait:
-    alone = queue_wait(rate, *_of_batch(profile, load, 1, workers, arrivals))
+    seconds, service = _service(profile, load, 1)
+    alone = queue_wait(rate, seconds, workers, arrivals, service)
     limit = max(profile.batch_limit(demand.size_class) for _, demand, _ in load.streams)
     if limit == 1:
         return alone
-    full = queue_wait(rate / limit, *_of_batch(profile, load, limit, workers, arrivals))
+    share = waiting_share(rate * seconds, workers) if rate * seconds < workers else 1.0
+    seconds, service = _service(profile, load, limit)
+    full = queue_wait(rate / limit, seconds, workers, arrivals / limit, service)
     if math.isinf(full.mean_seconds):
         return full
     seconds, service = _service(profile, load, batch)
-    used = min(1.0, rate * seconds / batch / workers)
-    rest = used * seconds * (1 + service) / (2 * workers)
-    joined = full.mean_seconds + rest
-    return min(alone, StageWait(joined, max(used, full.waiting_share)), key=lambda wait: wait.mean_seconds)
-
-
-def _of_batch(
-    profile: StageProfile, load: _StageLoad, batch: int, workers: int, arrivals: float
-) -> tuple[float, int, float, float]:
-    seconds, service = _service(profile, load, batch)
-    return seconds, workers, arrivals, service
+    rest = share * seconds * (1 + service) / 2
+    variance = share * seconds**2 * (1 + service) / 3 - rest**2
+    joined = StageWait(full.mean_seconds + rest, full.variance + variance)
+    return min(alone, joined, key=lambda wait: wait.mean_seconds)
 
 
 def _path(
@@ -299,7 +263,7 @@ def _path(
         batch = min(batches.get(step.stage, 1), profile.batch_limit(demand.size_class))
         timing = profile.timing(demand.size_class, batch)
         begin = longest((ends[name] for name in step.after), f"join of {step.name}")
-        wait = waits.get(step.stage, StageWait(0.0, 0.0))
+        wait = waits.get(step.stage, StageWait())
         if math.isinf(wait.mean_seconds):
             return Span(math.inf)
         mean, spread = timing.mean_seconds, timing.spread_seconds

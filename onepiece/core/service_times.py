@@ -131,6 +131,10 @@ class StageProfile:
 
     def best(self, size_class: str) -> Timing:
         """The batch with the fewest seconds for each request; the smallest of those that are equal."""
+        self._measured(size_class)
+        return self._best_by_class[size_class]
+
+    def _best(self, size_class: str) -> Timing:
         limit = self.batch_limit(size_class)
         measured = {timing.batch for timing in self._measured(size_class) if timing.batch <= limit}
         candidates = (self.timing(size_class, batch) for batch in sorted(measured | {limit}))
@@ -163,6 +167,10 @@ class StageProfile:
             stage=self.stage,
             size_class=size_class,
         )
+
+    @cached_property
+    def _best_by_class(self) -> dict[str, Timing]:
+        return {size_class: self._best(size_class) for size_class in self._by_class}
 
     @cached_property
     def _by_class(self) -> dict[str, tuple[Timing, ...]]:

@@ -181,7 +181,7 @@ class Adopter:
                 self._refused.add(uid)
                 return
             graph = self._env.routes.graphs[record.workflow]
-            kept, inputs = _unpacked(graph, memoryview(await self._records.body(uid)))
+            kept, inputs = _unpacked(graph, memoryview(await self._records.body(uid, record.key)))
             holdings = await self._who_holds(uid)
             if life != self._env.identity.life or self._knows(uid):
                 return

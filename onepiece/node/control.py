@@ -72,7 +72,7 @@ class ControlService:
     async def serve(self, inboxes: Inboxes, opened: "asyncio.Future[Receiver]") -> None:
         """Receive until cancelled."""
         leniency = Leniency(lease_seconds=self._stall_seconds)
-        async with inboxes.open(CONTROL_REGION, GEOMETRY, leniency) as receiver:
+        async with inboxes.open(CONTROL_REGION, GEOMETRY, leniency, pulled_bytes_max=0) as receiver:
             opened.set_result(receiver)
             await receiver.deliver_to(functools.partial(self._take, receiver))
 

@@ -173,7 +173,7 @@ _ROWS: Final = (
     _Row("tls_certificate", "certificate chain (PEM) for connections between nodes", _text, "FILE"),
     _Row("tls_key", "its private key (PEM)", _text, "FILE"),
     _Row("tls_authority", "certificates (PEM) that peers must be signed by", _text, "FILE"),
-    _Row("inbox_bytes", "payload ring of each actor; a message may use half of it", _size, "128MiB"),
+    _Row("inbox_bytes", "payload ring of each actor; larger messages are pulled", _size, "128MiB"),
     _Row("join_bytes", "memory for inputs that wait for their siblings", _size, "1024MiB"),
     _Row("copies", "store nodes that keep each result and each accepted request", _size, "2"),
     _Row("retain_memory_bytes", "outputs kept in memory until the next stage is done", _size, "1024MiB"),

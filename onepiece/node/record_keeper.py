@@ -3,10 +3,21 @@
 A record (who, which workflow, the inputs, the deadline, the key) is durable on ``copies`` store nodes
 before a client hears "accepted", or on as many as live if those are fewer. It is dropped when the
 request has ended.
+
+Where a request has a key, its record goes to the key's holders, and their order matters::
+
+    claim the key at each --all grant it--> keep the record at each other node --> keep it on this node
+              |                                            |
+              +-- the key stands for another request       +-- none has it: on this node neither
+
+A proxy that is a store node, too, keeps its own copy last: if it dies in the middle, its disk goes with it,
+and either another holder has the record or nobody has. Else the client's next try might find no trace of
+the request, become another one, and this one come back with the disk.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from attrs import evolve
@@ -14,14 +25,16 @@ from attrs import evolve
 from onepiece.codec import Packed
 from onepiece.core.replication import copy_holders
 from onepiece.core.routing import NodeRoute
-from onepiece.errors import NodeUnreachable, NotReady, OnePieceError
-from onepiece.limits import RESULT_PIECE_BYTES_MAX
+from onepiece.errors import NodeUnreachable, NotReady, OnePieceError, StoreFull
+from onepiece.limits import KEY_CLAIM_SECONDS, RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION, KIND_RECORD, STORE_REGION, ResultPiece
 from onepiece.node.calls import Calls
+from onepiece.node.key_claim import CLAIM_SECONDS_MAX, KeyClaim
 from onepiece.record_messages import (
     DropRecords,
     FindRecord,
+    KeyClaimed,
     ListOrphans,
     OrphansListed,
     ReadRecord,
@@ -38,11 +51,13 @@ _KEEP_SECONDS: Final = 10.0
 _FIND_SECONDS: Final = 3.0
 _ORPHANS_MAX: Final = 256
 
+assert CLAIM_SECONDS_MAX + 2 * _KEEP_SECONDS < KEY_CLAIM_SECONDS, "a claim stands until the record is kept"
+
 
 class RecordKeeper:
     """A proxy's way to the records on store nodes."""
 
-    answers: Final = (RecordKept, RecordFound, OrphansListed, TakenOver, ResultPiece)
+    answers: Final = (KeyClaimed, RecordKept, RecordFound, OrphansListed, TakenOver, ResultPiece)
     """What its questions are answered by."""
 
     def __init__(self, env: Environment, calls: Calls, copies: int) -> None:
@@ -59,41 +74,76 @@ class RecordKeeper:
         stores = self.stores()
         return [stores[name] for name in copy_holders(uid, stores, self._copies)]
 
-    async def keep(self, record: RequestRecord, inputs: dict[str, object]) -> str:
+    def record_holders(self, uid: str, key: str | None) -> list[NodeRoute]:
+        """The store nodes that should hold a request's record: those of its key, if it has one."""
+        return self.holders(uid if key is None else key)
+
+    async def keep(
+        self, record: RequestRecord, inputs: dict[str, object], doubt: Callable[[str], None]
+    ) -> str:
         """Make the record durable; returns the UID that its key stands for.
 
-        That is another request's UID if the key is known already: then nothing was kept. Raises
-        ``NotReady`` if no store node takes it, ``StoreFull`` if their budget is used up.
+        That is another request's UID if the key is known already. Raises ``NotReady`` if no store node
+        takes it, or if what the key stands for is not known now, ``StoreFull`` if their budget is used up.
+        If it raises, is cancelled, or returns another UID, though the record may have been kept, it calls
+        ``doubt`` with the request's own UID.
         """
-        if record.key is not None:
-            holder = await self._claim(record, inputs)
-            if holder != record.uid:
-                return holder
-        nodes = self.holders(record.uid)
-        if not nodes:
-            raise NotReady("no node with the role store is there; requests cannot be kept")
-        outcomes = await asyncio.gather(
-            *(self._keep_at(node, record, inputs) for node in nodes), return_exceptions=True
-        )
-        errors = [each for each in outcomes if isinstance(each, BaseException)]
-        for error in errors:
-            if not isinstance(error, OnePieceError):
-                raise error
-        if len(errors) == len(nodes):
-            raise errors[0]
-        others = [each for each in outcomes if isinstance(each, str) and each != record.uid]
-        return others[0] if others else record.uid
+        if record.key is None:
+            nodes = self.holders(record.uid)
+            if not nodes:
+                raise NotReady("no node with the role store is there; requests cannot be kept")
+            with _doubted(record.uid, doubt):
+                return _outcome(record.uid, await self._keep_at_each(nodes, record, inputs))
+        key = record.key
+        claim = KeyClaim(self._env, self._calls, record, lambda: self.holders(key))
+        try:
+            claimed = await claim.obtain()
+            if isinstance(claimed, str):
+                return claimed
+            with _doubted(record.uid, doubt):
+                uid = await self._keep_claimed(claim, claimed, record, inputs)
+            if uid != record.uid:  # two have the key, where more went wrong than copies make good: both run
+                doubt(record.uid)
+            return uid
+        finally:
+            claim.release()
 
-    async def _claim(self, record: RequestRecord, inputs: dict[str, object]) -> str:
-        """Whoever has the key first has it: one node decides, the same for every proxy."""
-        assert record.key is not None
-        stores = self.stores()
-        for name in copy_holders(record.key, stores, len(stores)):
+    async def _keep_claimed(
+        self, claim: KeyClaim, nodes: Sequence[NodeRoute], record: RequestRecord, inputs: dict[str, object]
+    ) -> str:
+        """This node's own store comes last; see the module's text."""
+        own = [node for node in nodes if node.node_id == self._env.node_id]
+        others = [node for node in nodes if node.node_id != self._env.node_id]
+        outcomes = await self._keep_at_each(others, record, inputs, claim)
+        if own and _may_follow(record.uid, outcomes):
+            if record.owner_life != self._env.identity.life:
+                raise NotReady(
+                    f"{self._env.node_id} was declared dead while it accepted request {record.uid}; submit "
+                    "it again with the same key",
+                    uid=record.uid,
+                )
+            outcomes += await self._keep_at_each(own, record, inputs, claim)
+        return _outcome(record.uid, outcomes)
+
+    async def _keep_at_each(
+        self,
+        nodes: Sequence[NodeRoute],
+        record: RequestRecord,
+        inputs: dict[str, object],
+        claim: KeyClaim | None = None,
+    ) -> "list[str | OnePieceError]":
+        """For each node the UID that the key stands for there, or why the record was not kept."""
+
+        async def keep(node: NodeRoute) -> str | OnePieceError:
             try:
-                return await self._keep_at(stores[name], record, inputs)
-            except NodeUnreachable:
-                continue
-        raise NotReady("no node with the role store answers; requests cannot be kept")
+                uid = await self._keep_at(node, record, inputs)
+            except OnePieceError as error:
+                return error
+            if claim is not None:
+                claim.kept_at(node)
+            return uid
+
+        return list(await asyncio.gather(*map(keep, nodes)))
 
     async def _keep_at(self, node: NodeRoute, record: RequestRecord, inputs: dict[str, object]) -> str:
         async def send(call: int) -> None:
@@ -112,11 +162,7 @@ class RecordKeeper:
 
     def drop(self, uid: str, key: str | None) -> None:
         """The request has ended."""
-        nodes = {node.node_id: node for node in self.holders(uid)}
-        if key is not None:
-            stores = self.stores()
-            nodes.update({name: stores[name] for name in copy_holders(key, stores, 1)})
-        for node in nodes.values():
+        for node in self.record_holders(uid, key):
             self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", DropRecords((uid,)), lingers=True)
 
     def drop_everywhere(self, uid: str) -> None:
@@ -211,10 +257,10 @@ class RecordKeeper:
         answers = await asyncio.gather(*map(ask, self.stores().values()))
         return True in answers and False not in answers
 
-    async def body(self, uid: str) -> bytes:
-        """The packed inputs of a record; raises ``UnknownRequest`` if no store node has it."""
+    async def body(self, uid: str, key: str | None) -> bytes:
+        """The packed inputs of a request's record; raises ``UnknownRequest`` if no store node has it."""
         last: OnePieceError = NotReady(f"no store node has the inputs of request {uid}")
-        for node in [*self.holders(uid), *self.stores().values()]:
+        for node in [*self.record_holders(uid, key), *self.stores().values()]:
             try:
                 return b"".join([piece async for piece in self._pieces(node, uid)])
             except OnePieceError as error:
@@ -240,3 +286,29 @@ class RecordKeeper:
             yield piece.data
             if not piece.data:
                 return
+
+
+@contextmanager
+def _doubted(uid: str, doubt: Callable[[str], None]) -> Iterator[None]:
+    """What fails in the block may have been done all the same."""
+    try:
+        yield
+    except BaseException:
+        doubt(uid)
+        raise
+
+
+def _may_follow(uid: str, outcomes: "Sequence[str | OnePieceError]") -> bool:
+    """Whether this node may keep a record behind the others: one has it, or they have no room for it."""
+    taken = [each for each in outcomes if isinstance(each, str)]
+    if taken:
+        return all(each == uid for each in taken)
+    return all(isinstance(each, StoreFull) for each in outcomes)
+
+
+def _outcome(uid: str, outcomes: "Sequence[str | OnePieceError]") -> str:
+    """The UID that a request's key stands for; raises the first error if no node has the record."""
+    taken = [each for each in outcomes if isinstance(each, str)]
+    if not taken:
+        raise next(each for each in outcomes if isinstance(each, OnePieceError))
+    return next((each for each in taken if each != uid), uid)

@@ -4,19 +4,23 @@ import asyncio
 from typing import Final
 
 from onepiece.codec import CodecError, unpack
-from onepiece.errors import OnePieceError, StoreFull, UnknownRequest
-from onepiece.limits import RESULT_PIECE_BYTES_MAX
+from onepiece.core.key_claims import KeyClaims
+from onepiece.errors import NotReady, OnePieceError, StoreFull, UnknownRequest
+from onepiece.limits import KEY_CLAIM_SECONDS, KEY_CLAIMS_MAX, RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.messages import STORE_REGION, AskEnded, ReleaseRequests, ResultPiece
 from onepiece.node.control import ControlService
 from onepiece.record_messages import (
+    ClaimKey,
     DropRecords,
     FindRecord,
+    KeyClaimed,
     ListOrphans,
     OrphansListed,
     ReadRecord,
     RecordFound,
     RecordKept,
+    ReleaseClaim,
     RequestRecord,
     TakenOver,
     TakeOver,
@@ -37,6 +41,7 @@ class RecordService:
         self._log = log
         self._env = env
         self._tasks = tasks
+        self._claims = KeyClaims(KEY_CLAIMS_MAX, KEY_CLAIM_SECONDS)
         self._looks = 0
         self._asked: set[str] = set()
         """Requests whose owners were asked whether they have ended."""
@@ -44,6 +49,8 @@ class RecordService:
     def attach(self, control: ControlService) -> None:
         """Receive what proxies ask, and what they answer."""
         control.on(ReleaseRequests, self._on_release)
+        control.on(ClaimKey, self._on_claim)
+        control.on(ReleaseClaim, lambda message: self._claims.release(message.key, message.uid))
         control.on(DropRecords, lambda message: self._start(self._drop(message.uids)))
         control.on(ListOrphans, lambda message: self._start(self._list(message)))
         control.on(TakeOver, lambda message: self._start(self._take_over(message)))
@@ -64,11 +71,46 @@ class RecordService:
         finally:
             inbox.release(delivery)
         try:
-            holder = await self._log.put(_entry(record), [body], self._env.now())
+            holder = await self._keep(record, body)
             answer = RecordKept(record.call, holder)
         except OnePieceError as error:
             answer = RecordKept(record.call, record.uid, error.to_wire())
         self._env.outbox.post(record.owner, answer)
+
+    async def _keep(self, record: RequestRecord, body: bytes) -> str:
+        """Make a record durable; returns the UID that its key stands for."""
+        if record.key is not None and not self._is_claimable(record.key, record.uid):
+            raise NotReady(
+                f"the key of request {record.uid} has been claimed by another one; submit it again with the "
+                "same key",
+                uid=record.uid,
+            )
+        holder = await self._log.put(_entry(record), [body], self._env.now())
+        if record.key is not None:
+            self._claims.release(record.key, record.uid)
+        return holder
+
+    def _lives(self) -> frozenset[str]:
+        return frozenset(node.life for node in self._env.routes.table.nodes)
+
+    def _is_claimable(self, key: str, uid: str) -> bool:
+        return self._claims.is_free(key, uid, living=self._lives(), now=self._env.monotonic())
+
+    def _on_claim(self, ask: ClaimKey) -> None:
+        granted = self._claims.claim(
+            ask.key, ask.uid, ask.owner_life, living=self._lives(), now=self._env.monotonic()
+        )
+        self._start(self._answer_claim(ask, granted=granted))
+
+    async def _answer_claim(self, ask: ClaimKey, *, granted: bool) -> None:
+        """Look into the log only now: what was to be kept before the claim was made is in it by then."""
+        holder = await self._log.holder_of(ask.key, self._env.now())
+        if holder not in {None, ask.uid}:
+            self._claims.release(ask.key, ask.uid)
+            answer = KeyClaimed(ask.call, granted=False, uid=holder)
+        else:
+            answer = KeyClaimed(ask.call, granted=granted and self._is_claimable(ask.key, ask.uid))
+        self._env.outbox.post(ask.reply_to, answer)
 
     async def expire(self) -> None:
         """Drop what is out of time, and now and then ask about the rest."""

@@ -227,14 +227,11 @@ class RequestOwner:
         """Keep a request's record and start it; returns the UID that its key stands for.
 
         Raises what ``RecordKeeper.keep`` raises. If it does, or if the caller is cancelled, the record may
-        be there all the same; then this proxy, or another one, drives the request soon.
+        be there all the same, also beside another one with its key; then this proxy, or another one, drives
+        the request soon.
         """
         record = evolve(record, joins=self._joins(graph, record.uid))
-        try:
-            uid = await self._records.keep(record, dict(inputs))
-        except BaseException:
-            self.adopter.doubt(record.uid)
-            raise
+        uid = await self._records.keep(record, dict(inputs), self.adopter.doubt)
         if uid == record.uid:
             if record.owner_life != self._env.identity.life:
                 raise NotReady(
@@ -244,8 +241,6 @@ class RequestOwner:
                 )
             self._own(graph, record, inputs)
             self._handle(accepted(graph, record))
-        else:  # store nodes that could not reach each other let two requests have the key: this one runs, too
-            self.adopter.doubt(record.uid)
         return uid
 
     def _adopt(

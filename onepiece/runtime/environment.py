@@ -16,7 +16,12 @@ from onepiece.core.fair_door import Weights
 from onepiece.core.routing import RouteEpoch, RouteTable, life_of, rendezvous
 from onepiece.errors import NodeUnreachable
 from onepiece.graph import WorkflowGraph
-from onepiece.limits import REPORT_HEARD_SECONDS, STORES_FORGOTTEN_SECONDS, STORES_RETURN_SECONDS
+from onepiece.limits import (
+    PULLED_BYTES_MAX,
+    REPORT_HEARD_SECONDS,
+    STORES_FORGOTTEN_SECONDS,
+    STORES_RETURN_SECONDS,
+)
 from onepiece.messages import CONTROL_REGION, RequestErrored
 from onepiece.runtime.checkpoints import Checkpoints
 from onepiece.runtime.outbox import Outbox
@@ -120,11 +125,22 @@ class Inboxes:
 
     @asynccontextmanager
     async def open(
-        self, name: str, geometry: Geometry, leniency: Leniency | None = None
+        self,
+        name: str,
+        geometry: Geometry,
+        leniency: Leniency | None = None,
+        *,
+        pulled_bytes_max: int = PULLED_BYTES_MAX,
     ) -> AsyncIterator[Receiver]:
         """Serve a ring under ``name``; leaving the block closes it."""
         opening = open_receiver(
-            self._listener, name, geometry, leniency=leniency, clock=self._clock, rng=self._rng
+            self._listener,
+            name,
+            geometry,
+            leniency=leniency,
+            pulled_bytes_max=pulled_bytes_max,
+            clock=self._clock,
+            rng=self._rng,
         )
         async with opening as receiver:
             for life in self._refused:

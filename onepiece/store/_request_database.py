@@ -155,6 +155,13 @@ class RequestDatabase:
             known = self._find(transaction, uid)
         return None if known is None else known.entry
 
+    def holder_of(self, key: str, now: float) -> str | None:
+        """The request that a key stands for, open or ended."""
+        with self._file.reading() as transaction:
+            raw = transaction.get(hash_of(key), db=self._file.tables.keys)
+            known = None if raw is None else self._find(transaction, raw.decode())
+        return None if known is None or known.keep_until <= now else known.uid
+
     def body(self, uid: str, start: int, length: int | None) -> bytes | None:
         """A range of an open entry's body; None if there is no such entry."""
         with self._file.reading() as transaction:

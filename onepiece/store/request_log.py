@@ -146,6 +146,10 @@ class RequestLog:
         """
         return await self._thread.run(self._database.entry, uid)
 
+    async def holder_of(self, key: str, now: float) -> str | None:
+        """The UID of the request that a key stands for, as ``put`` would return it; None if it is free."""
+        return await self._thread.run(self._database.holder_of, key, now)
+
     async def body(self, uid: str, start: int = 0, length: int | None = None) -> bytes:
         """The inputs of an open request, or a range of them.
 

@@ -21,6 +21,7 @@ def test_the_two_worked_examples(at_once: int, instances: int, rate: float) -> N
 
 
 @given(at_once=st.integers(1, 50), first=st.integers(1, 600), second=st.integers(1, 600))
+@settings(deadline=None)
 def test_the_theorem(at_once: int, first: int, second: int) -> None:
     """M = ceil(K T_Y / T_X), with which the rate is K / T_X and with one less it is below."""
     seconds, next_seconds = first / 10, second / 10
@@ -35,7 +36,7 @@ def test_the_theorem(at_once: int, first: int, second: int) -> None:
 
 
 @given(load=loads(), rounds=st.integers(1, 6))
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 def test_no_schedule_is_faster_than_the_bound(
     load: tuple[CapacityModel, list[Demand], dict[str, int]], rounds: int
 ) -> None:
@@ -55,6 +56,7 @@ def test_the_bound_is_reached() -> None:
 
 
 @given(load=loads(), data=st.data())
+@settings(deadline=None)
 def test_more_instances_never_lower_the_rate(
     load: tuple[CapacityModel, list[Demand], dict[str, int]], data: st.DataObject
 ) -> None:
@@ -70,6 +72,7 @@ def test_more_instances_never_lower_the_rate(
 
 
 @given(load=loads())
+@settings(deadline=None)
 def test_instances_are_the_fewest(load: tuple[CapacityModel, list[Demand], dict[str, int]]) -> None:
     """What a rate needs bears it, and no stage could do with one less."""
     model, mix, _ = load
@@ -118,6 +121,7 @@ def test_batches_raise_the_rate_up_to_the_best() -> None:
     step=st.integers(1, 4),
     batch_max=st.integers(1, 30),
 )
+@settings(deadline=None)
 def test_no_batch_is_better_than_the_best(seconds: list[int], step: int, batch_max: int) -> None:
     """The best batch is at least as good as every batch that may be formed."""
     timings = tuple(Timing(each / 10, batch=1 + step * place) for place, each in enumerate(seconds))

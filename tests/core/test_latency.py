@@ -2,14 +2,13 @@ import math
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onepiece.core.capacity import CapacityModel, Demand, Step, WorkflowShape
-from onepiece.core.latency import predict, predicted_seconds, queue_wait, waiting_share, waits
+from onepiece.core.latency import predict, queue_wait, waiting_share, waits
 from onepiece.core.service_times import StageProfile, Timing
 from onepiece.core.spans import Span, longest
-from onepiece.errors import ConfigError
 from tests.core.capacity_parts import loads, make_line, make_stage
 
 
@@ -53,6 +52,7 @@ def test_beyond_the_bound_it_takes_for_ever() -> None:
 
 
 @given(load=loads(), share=st.floats(0.01, 0.95))
+@settings(deadline=None, max_examples=40)
 def test_what_waiting_can_do(load: tuple[CapacityModel, list[Demand], dict[str, int]], share: float) -> None:
     """Under load nothing is faster than without, the P95 is no less than the mean, and all is finite."""
     model, mix, instances = load
@@ -65,6 +65,7 @@ def test_what_waiting_can_do(load: tuple[CapacityModel, list[Demand], dict[str, 
 
 
 @given(workers=st.integers(1, 40), share=st.floats(0.05, 0.95), variability=st.floats(0.1, 4.0))
+@settings(deadline=None)
 def test_another_worker_shortens_a_queue(workers: int, share: float, variability: float) -> None:
     """With one more and the same arrivals less is waited."""
     rate = share * workers
@@ -109,19 +110,8 @@ def test_batches_bear_what_single_requests_do_not() -> None:
     assert math.isinf(over.mean_seconds)
 
 
-def test_a_request_is_done_after_what_is_ahead() -> None:
-    """The prediction for one request: the longest backlog, then its own way."""
-    model = make_line("w", make_stage("x", 4), make_stage("y", 12))
-    instances = {"x": 1, "y": 3}
-    assert predicted_seconds(model, "w", "", instances, {}) == 16
-    assert predicted_seconds(model, "w", "", instances, {"x": {"": 2}, "y": {"": 3}}) == 12 + 16
-    assert math.isinf(predicted_seconds(model, "w", "", {"x": 1}, {}))
-    with pytest.raises(ConfigError, match="'720p'"):
-        predicted_seconds(model, "w", "720p", instances, {})
-
-
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.95, 0.999])
-@pytest.mark.parametrize("count", [1, 4, 2000])
+@pytest.mark.parametrize("count", [1, 4, 40])
 def test_a_sum_of_exponential_spans_is_exact(count: int, share: float) -> None:
     """Its quantile is that of the Erlang distribution, whose share follows from a sum of Poisson terms."""
     total = sum((Span.of(f"{n}", 1.0, 1.0, 0.0) for n in range(count)), Span())
@@ -131,6 +121,12 @@ def test_a_sum_of_exponential_spans_is_exact(count: int, share: float) -> None:
         below += math.exp(term)
         term += math.log(value / (place + 1))
     assert 1 - below == pytest.approx(share, abs=1e-3)
+
+
+def test_a_sum_of_very_many_is_as_good() -> None:
+    """Where the distribution is nearly normal its quantile is, too."""
+    total = Span(2000.0, 0.0, {"all of them": 2000**0.5})
+    assert total.quantile(0.95) == pytest.approx(2000 + 1.6449 * 2000**0.5 + 0.57, abs=0.02)
 
 
 def test_constant_spans_are_exact() -> None:

@@ -65,7 +65,7 @@ def _best_by_trying(model: CapacityModel, mix: list[Demand], devices: int) -> fl
 
 
 @given(load=loads(), extra=st.integers(0, 5))
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 def test_devices_get_the_highest_rate(
     load: tuple[CapacityModel, list[Demand], dict[str, int]], extra: int
 ) -> None:

@@ -5,7 +5,7 @@ The test plays the manager: it says which nodes are in the route table, and when
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -16,14 +16,14 @@ from onepiece.core.replication_events import ReplicationConfig
 from onepiece.core.retention import RetentionTable
 from onepiece.core.routing import NodeRoute, RouteEpoch, RouteTable, diff
 from onepiece.errors import OnePieceError
-from onepiece.messages import CONTROL_REGION, KIND_COPY, STORE_REGION
+from onepiece.messages import CONTROL_REGION, KIND_COPY, KIND_RECORD, STORE_REGION
 from onepiece.node.control import ControlService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.runtime.environment import Environment, Identity, Inboxes, Routes
 from onepiece.runtime.outbox import open_outbox
 from onepiece.runtime.retainer import Retainer
 from onepiece.store import PutOutcome, ResultStore, StoreOptions
-from transports import Address, Geometry, Options, Receiver, transport_for
+from transports import Address, Delivery, Geometry, Options, Receiver, transport_for
 
 CONFIG = ReplicationConfig(
     page_records_max=8,
@@ -56,6 +56,8 @@ class StoreNode:
     control: ControlService
     tasks: asyncio.TaskGroup
     route: NodeRoute
+    take_record: "Callable[[Receiver, Delivery], Awaitable[None]] | None" = None
+    """What takes the records of requests, where there is such a part."""
 
     async def put(self, uid: str, value: bytes, *, seconds: float | None = None) -> None:
         """Store a result as the node's service does: durable first, then copied."""
@@ -125,11 +127,12 @@ class StoreNodes:
             tasks.create_task(control.serve(env.inboxes, opened))
             await opened
             ready = asyncio.Event()
-            tasks.create_task(_serve(env, copies, ready))
+            route = NodeRoute(name, incarnation, address, None, ("store",), NodeState.ALIVE, (), 1)
+            node = StoreNode(env, store, copies, control, tasks, route)
+            tasks.create_task(_serve(node, ready))
             await ready.wait()
             tasks.create_task(copies.run())
-            route = NodeRoute(name, incarnation, address, None, ("store",), NodeState.ALIVE, (), 1)
-            node = self.nodes[name] = StoreNode(env, store, copies, control, tasks, route)
+            self.nodes[name] = node
             try:
                 yield node
             finally:
@@ -165,14 +168,17 @@ class StoreNodes:
             await node.settled()
 
 
-async def _serve(env: Environment, copies: ReplicaService, ready: asyncio.Event) -> None:
-    geometry = Geometry(slot_count=64, payload_bytes=env.inbox_bytes, session_count=64)
-    async with env.inboxes.open(STORE_REGION, geometry) as inbox:
+async def _serve(node: StoreNode, ready: asyncio.Event) -> None:
+    geometry = Geometry(slot_count=64, payload_bytes=node.env.inbox_bytes, session_count=64)
+    async with node.env.inboxes.open(STORE_REGION, geometry) as inbox:
         ready.set()
         while True:
             delivery = await inbox.receive()
+            if delivery.kind == KIND_RECORD and node.take_record is not None:
+                await node.take_record(inbox, delivery)
+                continue
             assert delivery.kind == KIND_COPY
-            await copies.take_copy(inbox, delivery)
+            await node.copies.take_copy(inbox, delivery)
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from transports.operations import (
     Operation,
     Pause,
     Program,
+    Pull,
     Read,
     Store,
     Write,
@@ -63,6 +64,12 @@ class Inbox:
         self.fenced: list[tuple[int, ...]] = []
         self.at_fence: Callable[[], None] = lambda: None
         """Called when the consumer asks for a fence, before it takes hold."""
+        self.exported: dict[tuple[int, bytes], bytes] = {}
+        """What may be pulled: by session and key."""
+        self.pulled: list[int] = []
+        """The sessions of which something was pulled."""
+        self.at_pull: Callable[[], None] = lambda: None
+        """Called when something was pulled, before the consumer gets it."""
         self.now = 0.0
         self._guarded = guarded
         self.own(self.consumer.initialise())
@@ -89,6 +96,10 @@ class Inbox:
                 self.fenced.append(sessions)
                 for number in sessions:
                     self.revoke(number)
+            case Pull(session, key, _):
+                self.pulled.append(session)
+                self.at_pull()
+                return self.exported.get((session, key))
             case _:
                 raise AssertionError(f"a consumer does not use {operation!r}")
         return None

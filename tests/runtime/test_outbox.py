@@ -51,7 +51,7 @@ class Peer:
     @asynccontextmanager
     async def ring(self, *, reading: bool = True) -> AsyncIterator[Receiver]:
         """Serve the ring, and take what comes."""
-        async with open_receiver(self.listener, "ring", RING) as receiver:
+        async with open_receiver(self.listener, "ring", RING, pulled_bytes_max=1 << 17) as receiver:
             task = self.tasks.create_task(self._read(receiver)) if reading else None
             try:
                 yield receiver
@@ -154,6 +154,13 @@ async def test_a_message_that_can_never_fit_is_named() -> None:
         await send(outbox, peer, b"small")
 
 
+async def test_a_message_that_the_ring_cannot_hold_is_pulled() -> None:
+    """It is taken like any other one."""
+    async with pair() as (outbox, peer), peer.ring():
+        await send(outbox, peer, bytes(100_000))
+        await until(lambda: peer.came == [(KIND_STAGE_INPUT, bytes(100_000))])
+
+
 async def test_nobody_there_is_an_error_of_the_sender() -> None:
     """The address is named, and the next try opens a new link."""
     async with pair() as (outbox, peer):
@@ -206,6 +213,23 @@ async def test_control_messages_to_nobody_are_dropped() -> None:
         async with asyncio.timeout(20):
             await outbox.flushed()
         assert peer.came == []
+
+
+async def test_heartbeats_to_nobody_are_not_waited_for() -> None:
+    """They go on being sent while a node leaves, also to a manager that has left before it."""
+    async with pair() as (outbox, peer):
+
+        async def beat() -> None:
+            while True:
+                outbox.post(peer.address, consumed(1), replaces="heartbeat")
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as tasks:
+            beating = tasks.create_task(beat())
+            await asyncio.sleep(0)
+            async with asyncio.timeout(20):
+                await outbox.flushed()
+            beating.cancel()
 
 
 async def test_messages_to_oneself_need_no_ring() -> None:

@@ -24,6 +24,10 @@ SMALL = [
     Setting(((1,), (1,), (1,))),
     Setting(((1,), (1, 1, 1)), granules=4, moduli=(4, 8)),
     Setting(((1,),), suspicions=2, cuts=1, deaths_noticed=True, crashes=1),
+    Setting(((0,), (1,)), crashes=1),
+    Setting(((0, 0),), cuts=1),
+    Setting(((0,),), damages=1, crashes=1, hashes=True, producer=ModelProducer, consumer=ModelConsumer),
+    Setting(((1,),), cuts=1, retires=True, hashes=True, producer=ModelProducer, consumer=ModelConsumer),
     Setting(((1,),), damages=1, crashes=1, hashes=True, producer=ModelProducer, consumer=ModelConsumer),
 ]
 
@@ -51,8 +55,8 @@ def test_every_mutant_is_found(mutant: Mutant) -> None:
 
 
 def test_mutants_are_the_ones_that_the_specification_names() -> None:
-    """Ten of them, each once."""
-    assert len({mutant.name for mutant in MUTANTS}) == 10
+    """Ten of the ring, four of what is pulled and two of regions that are retired; each once."""
+    assert len({mutant.name for mutant in MUTANTS}) == 16
 
 
 def test_a_trace_is_a_path_from_the_start() -> None:

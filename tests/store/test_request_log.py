@@ -84,7 +84,9 @@ async def test_a_key_is_known_for_a_while_after_the_end(tmp_path: Path) -> None:
     async with RequestLog.open(tmp_path, keep_seconds=100.0) as log:
         await log.put(make_entry("u1", "k"), [b"x"], NOW)
         assert await log.remove("u1", NOW + 10) is True
+        assert [await log.holder_of(key, NOW + 109) for key in ("k", "K")] == ["u1", None]
         assert await log.put(make_entry("u2", "k"), [b"y"], NOW + 109) == "u1"
+        assert await log.holder_of("k", NOW + 110) is None
         assert await log.put(make_entry("u3", "k"), [b"z"], NOW + 110) == "u3", "free without a sweep, too"
         await log.check_invariants()
 

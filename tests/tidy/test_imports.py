@@ -10,7 +10,7 @@ EVERYWHERE = frozenset({"attrs", "anyio", "numpy"})
 """Third-party packages that are part of how everything is written."""
 
 OWNERS = {
-    "PIL": ("stages/",),
+    "PIL": ("stages/", "simulations/plot.py"),
     "av": ("stages/_video.py",),
     "cattrs": ("onepiece/_control.py",),
     "cbor2": ("onepiece/_cbor.py",),

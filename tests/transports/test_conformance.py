@@ -3,11 +3,12 @@
 from itertools import count
 
 import pytest
+from attrs import evolve
 
 from transports.address import Address
 from transports.errors import UnknownScheme
 from transports.local import LocalTransport
-from transports.memory import Options
+from transports.memory import Capabilities, Options, RemoteMemory
 from transports.registry import transport_for
 from transports.tcp import TcpTransport
 from transports.testing import (
@@ -17,6 +18,8 @@ from transports.testing import (
     Maker,
     Setting,
 )
+from transports.testing.forwarding import ForwardingMemory
+from transports.testing.large_checks import LARGE_CHANNEL_CHECKS, LARGE_MEMORY_CHECKS
 
 _NAMES = count()
 
@@ -27,13 +30,19 @@ def local() -> Setting:
 
 
 def tcp() -> Setting:
-    """A free port of the loopback interface."""
-    return Setting(TcpTransport(), Address.parse("tcp://127.0.0.1:0"))
+    """A free port of the loopback interface, used as another host would use it."""
+    return Setting(TcpTransport(), Address.parse("tcp://127.0.0.1:0?shm=off"))
 
 
 def tcp_with_secret() -> Setting:
     """The same, among members of a cluster."""
-    return Setting(TcpTransport(), Address.parse("tcp://127.0.0.1:0"), Options(secret=b"of this cluster"))
+    return evolve(tcp(), options=Options(secret=b"of this cluster"))
+
+
+def shm() -> Setting:
+    """Payloads go through shared memory: nothing less will do."""
+    address = Address.parse("tcp://127.0.0.1:0?shm=required")
+    return Setting(TcpTransport(), address, Options(secret=b"of this cluster"))
 
 
 def ucx() -> Setting:
@@ -46,7 +55,33 @@ def ucx() -> Setting:
     return Setting(transport, address, Options(secret=b"of this cluster"))
 
 
-MAKERS = [local, tcp, tcp_with_secret, ucx]
+MAKERS = [local, tcp, tcp_with_secret, shm, ucx]
+
+
+class _WithoutExports(ForwardingMemory):
+    """A session of a transport that exports nothing."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As inside, but for that."""
+        return evolve(super().capabilities, pull_share=0.0)
+
+
+class _WithoutExportsTransport(LocalTransport):
+    """Opens such sessions."""
+
+    async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
+        """Open one."""
+        return _WithoutExports(await super().connect(address, hello, options))
+
+
+@pytest.mark.parametrize(
+    "check", [*LARGE_MEMORY_CHECKS, *LARGE_CHANNEL_CHECKS], ids=lambda check: check.__name__
+)
+async def test_without_exports(check: Check) -> None:
+    """A transport that exports nothing refuses what its ring cannot hold, and passes."""
+    address = Address.parse(f"local://conformance-{next(_NAMES)}")
+    await check(Setting(_WithoutExportsTransport(), address))
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)

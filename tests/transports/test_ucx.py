@@ -25,9 +25,9 @@ from transports.errors import (
     PeerLost,
     ProtocolError,
 )
+from transports.hashing import HASH_ELSEWHERE_BYTES
 from transports.memory import Options, RemoteMemory
 from transports.operations import Chain, CompareAndSwap, Guarded, Write
-from transports.receiver import _HASH_ELSEWHERE_BYTES
 from transports.registry import transport_for
 from transports.ring import Geometry
 from transports.tcp import TcpTransport
@@ -197,7 +197,8 @@ async def test_certificates_are_refused() -> None:
 async def test_senders_say_what_carries_them() -> None:
     """The wire in use can be asked of a channel's sender, over each transport."""
     wires = {}
-    for place in ("local://wires", "tcp://127.0.0.1:0", "ucx://127.0.0.1:0?require=one-sided"):
+    places = ("local://wires", "tcp://127.0.0.1:0?shm=off", "ucx://127.0.0.1:0?require=one-sided")
+    for place in places:
         transport, address = transport_for(place.partition(":")[0]), Address.parse(place)
         async with (
             transport.listen(address, Options()) as listener,
@@ -211,7 +212,7 @@ async def test_senders_say_what_carries_them() -> None:
 @needs_libucp
 async def test_a_large_payload_is_read_where_it_is_now() -> None:
     """The memory is replaced while a large payload is being hashed: it arrives whole from the new memory."""
-    size = _HASH_ELSEWHERE_BYTES + 4096
+    size = HASH_ELSEWHERE_BYTES + 4096
     body = os.urandom(size)
     async with (
         UcxTransport().listen(HERE, SECRET) as listener,

@@ -20,6 +20,11 @@ What it promises:
   from when the cursor came to it (see ``recovery``); at once if everybody who could have reserved
   it is gone.
 
+A slot may hold an *offer* instead of a message (``offers``). The consumer then pulls the message from its
+producer, into memory outside the region, before it hands it over and counts it. What cannot be pulled, or
+is not what was offered, will not be better at another look: its session is fenced, so that the producer
+sends it again.
+
 A slot's commit word is cleared before the head passes it, so the next lap begins with empty slots; and
 it carries the sequence, so that a ring in which everything is handed over and nothing is released
 does not begin again at its own start.
@@ -28,7 +33,7 @@ What it survives: any producer dying or stalling at any step. What it does not: 
 region's generation dies with it), and producers that break the protocol on purpose.
 
 Methods that are no programs only change the books. They, and ``release``, may be used while ``poll`` rests
-at a ``Fence``, and at no other moment in the middle of it. One ``poll`` runs at a time.
+at a ``Fence`` or a ``Pull``, and at no other moment in the middle of it. One ``poll`` runs at a time.
 """
 
 from collections import deque
@@ -37,7 +42,7 @@ from typing import Final
 
 from attrs import define, frozen
 
-from transports.operations import WORD_BYTES, Bytes, Fence, Load, Program, Store
+from transports.operations import WORD_BYTES, Bytes, Fence, Load, Program, Pull, Store
 from transports.ring.layout import (
     EMPTY_WORD,
     GENERATION_MAX,
@@ -56,6 +61,7 @@ from transports.ring.layout import (
     hash_payload,
     pack_position,
 )
+from transports.ring.offers import Offer
 from transports.ring.recovery import Boundary, find_boundary, suspects
 from transports.ring.sessions import Identity, SessionTable
 
@@ -72,8 +78,10 @@ class Delivery:
     kind: int
     flags: int
     offset: int
-    """Where the payload starts in the region."""
+    """Where the payload starts in the region, unless it was pulled."""
     length: int
+    content: Bytes | None = None
+    """The payload, if it was pulled: memory outside the region."""
 
 
 @define
@@ -94,6 +102,7 @@ class Consumer:
         lease_seconds: how long a reserved slot may stay uncommitted before its producer is suspected.
         slowest_bytes_per_second: added to the lease is the time in which reserved bytes arrive at
             the slowest rate that is still tolerated.
+        pulled_bytes_max: how many bytes of pulled messages may be held at a time, and be offered at once.
         identities_max: how many producers without a session are remembered. One that returns after
             so many others were seen is taken for a new producer.
     """
@@ -105,6 +114,7 @@ class Consumer:
         generation: int,
         lease_seconds: float,
         slowest_bytes_per_second: float,
+        pulled_bytes_max: int = 0,
         identities_max: int = 1 << 16,
     ) -> None:
         assert 0 < generation <= GENERATION_MAX
@@ -115,6 +125,10 @@ class Consumer:
         self._generation_bits = generation << 32
         self._lease_seconds = lease_seconds
         self._slowest_bytes_per_second = slowest_bytes_per_second
+        self._pulled_bytes_max = pulled_bytes_max
+        self._pulled_bytes = 0
+        self.waits_for_release = False
+        """An offer is at the cursor, and too much of what was pulled is held: ``poll`` after a release."""
         self._head = 0
         self._cursor = 0
         self._deadline: float | None = None
@@ -184,8 +198,9 @@ class Consumer:
         Returns:
             The next message, or ``None`` when the cursor has to wait (see ``next_deadline``).
 
-        Yields ``Load`` and ``Store``, and a ``Fence`` where producers are suspected.
+        Yields ``Load`` and ``Store``, a ``Pull`` for an offer, and a ``Fence`` where producers are suspected.
         """
+        self.waits_for_release = False
         if self._table.closing:
             yield from self._retire_sessions()
         while True:
@@ -200,8 +215,11 @@ class Consumer:
                 offset = self.geometry.payload_offset(start)
                 payload = (yield Load(offset, slot.length)) if slot.length else b""
                 if self._hash_payload((payload,)) == slot.payload_hash:
-                    delivery = yield from self._pass(slot, sequence, offset, end)
-                    if delivery is not None:
+                    if slot.pull and self._is_wanted(slot):
+                        delivery = yield from self._take(slot, Offer.from_bytes(payload), sequence, end)
+                    else:
+                        delivery = yield from self._pass(slot, sequence, offset, end)
+                    if delivery is not None or self.waits_for_release:
                         return delivery
                     continue
             worth_another_look = yield from self._recover(slot, now)
@@ -212,6 +230,8 @@ class Consumer:
         """Give a message's slot and bytes back; in any order, each once."""
         passed = self._held.pop(delivery.sequence, None)
         assert passed is not None, f"{delivery!r} is not held: was it released before?"
+        if delivery.content is not None:
+            self._pulled_bytes -= delivery.length
         yield from self._give_back(delivery.sequence, passed)
 
     # One slot.
@@ -240,7 +260,7 @@ class Consumer:
         """Move the cursor over a whole message: hand it over, or drop it."""
         identity = self._table.sessions[slot.session].identity
         passed = self._advance((sequence + 1) % self.geometry.sequence_modulus, end)
-        if not self._is_expected(slot, identity):
+        if slot.pull or not self._is_expected(slot, identity):
             yield from self._give_back(sequence, passed)
             return None
         delivery = Delivery(
@@ -248,6 +268,54 @@ class Consumer:
         )
         yield from self._hand_over(delivery, identity, passed)
         return delivery
+
+    def _is_wanted(self, slot: Slot) -> bool:
+        """Whether what the slot offers is the next message of a producer that is still there."""
+        session = self._table.sessions[slot.session]
+        return session.open and self._is_expected(slot, session.identity)
+
+    def _take(self, slot: Slot, offer: Offer | None, sequence: int, end: int) -> Program[Delivery | None]:
+        """Pull what is offered and hand it over; or get rid of a session whose offer cannot be had."""
+        content = None
+        if offer is not None and offer.length <= self._pulled_bytes_max:
+            if self._pulled_bytes and self._pulled_bytes + offer.length > self._pulled_bytes_max:
+                self.waits_for_release = True
+                self._deadline = None
+                return None
+            content = yield from self._pull(slot, offer)
+        if content is None:
+            yield from self._refuse(slot)
+        passed = self._advance((sequence + 1) % self.geometry.sequence_modulus, end)
+        if content is None:
+            yield from self._give_back(sequence, passed)
+            return None
+        identity = self._table.sessions[slot.session].identity
+        delivery = Delivery(
+            sequence,
+            slot.session,
+            identity.name,
+            slot.number,
+            slot.kind,
+            slot.flags,
+            0,
+            len(content),
+            content,
+        )
+        self._pulled_bytes += delivery.length
+        yield from self._hand_over(delivery, identity, passed)
+        return delivery
+
+    def _pull(self, slot: Slot, offer: Offer) -> Program[Bytes | None]:
+        """What is offered, whole; ``None`` if it cannot be had any more, or is not what was offered."""
+        content: Bytes | None = yield Pull(slot.session, offer.key, offer.length)
+        if content is None or len(content) != offer.length:
+            return None
+        return content if self._hash_payload((content,)) == offer.message_hash else None
+
+    def _refuse(self, slot: Slot) -> Program[None]:
+        """End the session of an offer that cannot be had; perhaps that is why, and it has ended already."""
+        if self._table.sessions[slot.session].open:
+            yield from self._fence((slot.session,))
 
     def _is_expected(self, slot: Slot, identity: Identity) -> bool:
         return slot.number == identity.next_number

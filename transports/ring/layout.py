@@ -36,7 +36,7 @@ ambiguous.
     23  u8   flags
     24  u64  number        the producer's own running number, going on across its sessions
     32  u64  payload hash  xxh3-64
-    40  u64  pull          0; kept for a payload that is fetched by the consumer
+    40  u64  pull          0; 1: the payload is an ``Offer`` of bytes that the consumer pulls
     48  u64  slot hash     xxh3-64 of bytes 0..48, the commit word included
     56       not used
 
@@ -54,7 +54,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from transports.errors import LayoutMismatch
 from transports.operations import WORD_BYTES, Bytes
 
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 LINE_BYTES: Final = 64
 GRANULE_BYTES: Final = 64
 SLOT_BYTES: Final = 64
@@ -142,9 +142,10 @@ def encode_slot(
     flags: int,
     number: int,
     payload_hash: int,
+    pull: int = 0,
 ) -> bytes:
     """The 64 bytes of a slot, hashed and ready to be written body first, commit word last."""
-    image = SLOT.pack(commit, predecessor, length, session, kind, flags, number, payload_hash, 0, 0)
+    image = SLOT.pack(commit, predecessor, length, session, kind, flags, number, payload_hash, pull, 0)
     slot_hash = xxh3_64_intdigest(image[:SLOT_HASHED_BYTES])
     return image[:SLOT_HASHED_BYTES] + WORD.pack(slot_hash) + image[BODY_END:]
 

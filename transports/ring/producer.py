@@ -111,7 +111,14 @@ class Producer:
         return self._in_doubt
 
     def send(
-        self, payload: Sequence[Bytes], *, kind: int, flags: int = 0, now: float, wait: bool = True
+        self,
+        payload: Sequence[Bytes],
+        *,
+        kind: int,
+        flags: int = 0,
+        now: float,
+        wait: bool = True,
+        pull: bool = False,
     ) -> Program[int]:
         """Reserve, write and commit one message; several may be in flight, one ``send`` at a time.
 
@@ -121,6 +128,7 @@ class Producer:
             flags: 0 to 255, as ``kind``.
             now: the driver's monotonic clock.
             wait: wait while the ring is full, instead of raising ``RingFull``.
+            pull: ``payload`` is an ``Offer`` of what the message is.
 
         Returns:
             The message's number. It is delivered when ``delivered`` is larger.
@@ -132,17 +140,8 @@ class Producer:
         Closing the program while it rests at a ``Read`` or a ``Pause`` leaves nothing behind. Closing
         it at a swap or a chain leaves the session ``in_doubt``: open a new one.
         """
-        geometry = self._geometry
-        length = sum(map(len, payload))
-        if length > geometry.message_bytes_max:
-            raise MessageTooLarge(
-                f"a message of {length} bytes can never fit an inbox whose payload ring holds "
-                f"{geometry.message_bytes_max}: make it smaller, or give the inbox a larger ring"
-            )
-        assert 0 <= kind <= BYTE_MAX, f"kind {kind} does not fit a byte"
-        assert 0 <= flags <= BYTE_MAX, f"flags {flags} do not fit a byte"
-        assert not self._in_doubt, "a send was abandoned behind its swap: open a new session"
-        message = Message(tuple(payload), length, kind, flags, self.next_number)
+        message = self._prepare(tuple(payload), kind, flags, pull=pull)
+        length = message.length
         guarded = length + SLOT_BYTES <= self._guarded_bytes_max
         if guarded or length < self.hash_after_post_bytes:
             message.payload_hash = self._hash_payload(message.payload)
@@ -170,6 +169,18 @@ class Producer:
         self._in_doubt = False
         self.next_number = message.number + 1
         return message.number
+
+    def _prepare(self, payload: tuple[Bytes, ...], kind: int, flags: int, *, pull: bool) -> "Message":
+        length = sum(map(len, payload))
+        if length > self._geometry.message_bytes_max:
+            raise MessageTooLarge(
+                f"a message of {length} bytes can never fit an inbox whose payload ring holds "
+                f"{self._geometry.message_bytes_max}: make it smaller, or give the inbox a larger ring"
+            )
+        assert 0 <= kind <= BYTE_MAX, f"kind {kind} does not fit a byte"
+        assert 0 <= flags <= BYTE_MAX, f"flags {flags} do not fit a byte"
+        assert not self._in_doubt, "a send was abandoned behind its swap: open a new session"
+        return Message(payload, length, kind, flags, self.next_number, int(pull))
 
     def refresh(self, now: float) -> Program[int]:
         """Read head and delivered; returns ``delivered``: every smaller number was handed over."""
@@ -264,6 +275,7 @@ class Producer:
             message.flags,
             message.number,
             message.payload_hash,
+            message.pull,
         )
         offset = self._geometry.slot_offset(sequence)
         body = Write(offset + BODY_START, (image[BODY_START:BODY_END],))
@@ -291,12 +303,15 @@ def _pieces(write: Write, piece_bytes: int) -> Iterator[tuple[int, memoryview]]:
 class Message:
     """What one ``send`` is about to write; the hash may come after the payload was posted."""
 
-    __slots__ = ("flags", "kind", "length", "number", "payload", "payload_hash")
+    __slots__ = ("flags", "kind", "length", "number", "payload", "payload_hash", "pull")
 
-    def __init__(self, payload: tuple[Bytes, ...], length: int, kind: int, flags: int, number: int) -> None:
+    def __init__(
+        self, payload: tuple[Bytes, ...], length: int, kind: int, flags: int, number: int, pull: int
+    ) -> None:
         self.payload = payload
         self.length = length
         self.kind = kind
         self.flags = flags
         self.number = number
+        self.pull = pull
         self.payload_hash: int | None = None

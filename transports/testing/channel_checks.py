@@ -7,7 +7,16 @@ from typing import Final
 
 from attrs import frozen
 
-from transports.channel import Delivery, Leniency, Patience, Receiver, Sender, open_receiver, open_sender
+from transports.channel import (
+    Delivery,
+    Leniency,
+    Patience,
+    Receiver,
+    Sender,
+    Terms,
+    open_receiver,
+    open_sender,
+)
 from transports.errors import (
     ChannelClosed,
     HandshakeRefused,
@@ -23,6 +32,8 @@ from transports.ring import Geometry
 from transports.testing.setting import LIMIT_SECONDS, Check, Setting, raised, until
 
 SMALL: Final = Geometry(slot_count=8, payload_bytes=1 << 14, session_count=16)
+PULLED_BYTES: Final = 1 << 18
+"""What receivers pull and senders lend at a time."""
 LENIENT: Final = Leniency(lease_seconds=5.0, slowest_bytes_per_second=1e6)
 
 
@@ -36,7 +47,12 @@ class Inbox:
 
     @asynccontextmanager
     async def sender(
-        self, identity: str, *, transport: Transport | None = None, patience: Patience | None = None
+        self,
+        identity: str,
+        *,
+        transport: Transport | None = None,
+        patience: Patience | None = None,
+        exported_bytes_max: int = PULLED_BYTES,
     ) -> AsyncIterator[Sender]:
         """A sender of this identity."""
         async with open_sender(
@@ -44,6 +60,7 @@ class Inbox:
             identity,
             options=self.setting.options,
             patience=patience,
+            terms=Terms(exported_bytes_max=exported_bytes_max),
             transport=transport or self.setting.transport,
         ) as sender:
             yield sender
@@ -51,12 +68,18 @@ class Inbox:
 
 @asynccontextmanager
 async def inbox(
-    setting: Setting, geometry: Geometry = SMALL, leniency: Leniency = LENIENT
+    setting: Setting,
+    geometry: Geometry = SMALL,
+    leniency: Leniency = LENIENT,
+    *,
+    pulled_bytes_max: int = PULLED_BYTES,
 ) -> AsyncIterator[Inbox]:
     """A listener with one receiver."""
     async with (
         setting.transport.listen(setting.address, setting.options) as listener,
-        open_receiver(listener, "actor/7", geometry, leniency=leniency) as receiver,
+        open_receiver(
+            listener, "actor/7", geometry, leniency=leniency, pulled_bytes_max=pulled_bytes_max
+        ) as receiver,
     ):
         yield Inbox(setting, listener, receiver)
 
@@ -222,8 +245,9 @@ async def release_in_any_order(setting: Setting) -> None:
 async def too_large_is_refused_alone(setting: Setting) -> None:
     """A message that can never fit is refused before anything is sent; the next one goes."""
     async with inbox(setting) as box, box.sender("a") as sender:
-        error = await raised(MessageTooLarge, sender.send(b"x" * (SMALL.payload_bytes + 1)))
-        assert str(SMALL.payload_bytes + 1) in str(error)
+        length = max(SMALL.payload_bytes, PULLED_BYTES) + 1
+        error = await raised(MessageTooLarge, sender.send(bytes(length)))
+        assert str(length) in str(error)
         assert await sender.send(b"small") == 0
         assert bytes((await next_of(box.receiver)).payload) == b"small"
 

@@ -1,5 +1,7 @@
 """A session around another one, from which those that observe or disturb it are derived."""
 
+from collections.abc import Sequence
+
 from attrs import evolve
 
 from transports.memory import Capabilities, RemoteMemory
@@ -49,6 +51,14 @@ class ForwardingMemory(RemoteMemory):
         if found == guarded.swap.expected:
             await self.post(guarded.chain)
         return found
+
+    def export(self, buffers: Sequence[Bytes]) -> bytes:
+        """Let the owner pull bytes."""
+        return self._inner.export(buffers)
+
+    def withdraw(self, key: bytes) -> None:
+        """End an export."""
+        self._inner.withdraw(key)
 
     async def wait_notified(self, timeout_seconds: float) -> bool:
         """Wait for a nudge."""

@@ -25,9 +25,9 @@ from transports.testing.forwarding import ForwardingMemory
 STEPS = ("before the swap", "behind the swap", "behind the payload", "behind the slot", "behind the commit")
 
 
-def body_of(identity: str, number: int) -> bytes:
+def body_of(identity: str, number: int, longer_bytes: int = 0) -> bytes:
     """A message's bytes, told from every other's."""
-    return f"{identity}:{number}:".encode() + bytes([number % 256]) * (number * 37 % 500)
+    return f"{identity}:{number}:".encode() + bytes([number % 256]) * (number * 37 % 500 + longer_bytes)
 
 
 class SteppingMemory(ForwardingMemory):
@@ -98,7 +98,9 @@ async def send_all(options: argparse.Namespace) -> None:
     transport = SteppingTransport(transport_for(address), options)
     async with open_sender(address, options.identity, transport=transport) as sender:
         for number in range(sender.delivered, options.count):
-            assert await sender.send(body_of(options.identity, number)) == number
+            assert await sender.send(body_of(options.identity, number, options.longer)) == number
+            if options.longer:
+                await sender.drained()  # what is pulled from this process is safe when it was pulled
         await sender.drained()
 
 
@@ -110,6 +112,7 @@ def main() -> None:
     parser.add_argument("count", type=int)
     parser.add_argument("--number", type=int, default=-1)
     parser.add_argument("--step", choices=STEPS)
+    parser.add_argument("--longer", type=int, default=0, help="bytes added to each message")
     parser.add_argument("--signal", default="SIGKILL")
     parser.add_argument("--dawdle", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,0 +1,247 @@
+"""Rebalancing: when instances move to where the load is.
+
+The machine is told how many requests were offered, what actors and devices there are and what service times
+were measured; ``moves.decide`` chooses, and this adds patience:
+
+* The load is that of the last minute, or of a longer window if the shorter one does not say enough for a
+  move (``windows_seconds``): many requests make it quick, few make it slow. The shorter ones must agree.
+  A window that is not even half over says nothing.
+* A stage must have been too busy in every look for ``sustain_seconds`` before anything moves.
+* While moves take place (an actor is not settled), nothing else is decided, for at most
+  ``settle_seconds_max``: an actor that never gets ready must not hold up the set for ever.
+* For ``rest_seconds`` a stage that gave takes from no donor, and one that took does not give; further moves
+  the same way are free. Together with what a move must gain, that is why a steady load near the border of
+  two choices moves nothing to and fro.
+* Requests of workflows and size classes that were not measured are passed over.
+
+    quiet --too busy--> waiting --still so--> moving --all settled--> quiet
+                           | no longer            | for too long
+                           +------> quiet         +------> quiet
+
+How an order is carried out is placement's matter: ``DemandChanged`` with the instances of a decision
+makes it drain the donors and start the new actors where there is room then.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+from attrs import define, field, frozen
+
+from onepiece.core.capacity import CapacityModel, Demand
+from onepiece.core.machine import Machine, follow
+from onepiece.core.move_board import DeviceInfo, Load, PlacedActor, StageLimits
+from onepiece.core.moves import Decision, MovePolicy, decide
+
+_INTERVALS_MAX: Final = 4096
+
+
+@frozen
+class RebalancePolicy:
+    """Patience; see the module's text."""
+
+    windows_seconds: tuple[float, ...] = (60.0, 300.0, 1200.0)
+    sustain_seconds: float = 10.0
+    rest_seconds: float = 120.0
+    settle_seconds_max: float = 1800.0
+    moves: MovePolicy = field(factory=MovePolicy)
+
+    def __attrs_post_init__(self) -> None:
+        assert self.windows_seconds[0] > 0
+        assert self.windows_seconds == tuple(sorted(self.windows_seconds))
+        assert self.sustain_seconds >= 0
+        assert self.rest_seconds >= 0
+        assert self.settle_seconds_max > 0
+
+
+# --- events ------------------------------------------------------------------------------------
+
+
+@frozen
+class TimesMeasured:
+    """These are the service times now, and what an operator wants of each stage."""
+
+    model: CapacityModel
+    limits: Mapping[str, StageLimits] = field(factory=dict)
+
+
+@frozen
+class SetChanged:
+    """These are the devices of nodes that take new actors, and all actors."""
+
+    devices: tuple[DeviceInfo, ...]
+    actors: tuple[PlacedActor, ...]
+
+
+@frozen
+class RequestsCounted:
+    """So many requests were offered, refused ones included, in the ``seconds`` that ended now.
+
+    ``requests`` are by workflow and size class.
+    """
+
+    requests: Mapping[tuple[str, str], int]
+    seconds: float = field()
+
+    @seconds.validator
+    def _is_a_length(self, _attribute: object, seconds: float) -> None:
+        assert seconds > 0
+
+
+RebalanceEvent: TypeAlias = TimesMeasured | SetChanged | RequestsCounted
+
+
+# --- effects -----------------------------------------------------------------------------------
+
+
+@frozen
+class OrderMoves:
+    """Carry these moves out."""
+
+    decision: Decision
+
+
+RebalanceEffect: TypeAlias = OrderMoves
+
+
+# --- the machine -------------------------------------------------------------------------------
+
+
+class _Phase(enum.Enum):
+    QUIET = "quiet"
+    WAITING = "waiting"
+    MOVING = "moving"
+
+
+class _Sign(enum.Enum):
+    BUSY = "busy"
+    CALM = "calm"
+    ORDERED = "ordered"
+    SETTLED = "settled"
+
+
+_TRANSITIONS: Final = {
+    (_Phase.QUIET, _Sign.BUSY): _Phase.WAITING,
+    (_Phase.QUIET, _Sign.CALM): _Phase.QUIET,
+    (_Phase.WAITING, _Sign.BUSY): _Phase.WAITING,
+    (_Phase.WAITING, _Sign.CALM): _Phase.QUIET,
+    (_Phase.WAITING, _Sign.ORDERED): _Phase.MOVING,
+    (_Phase.MOVING, _Sign.SETTLED): _Phase.QUIET,
+}
+
+
+@define(kw_only=True, eq=False)
+class RebalanceMachine(Machine[RebalanceEvent, RebalanceEffect]):
+    """When instances move; see the module's text."""
+
+    story_entries_max: int = 16  # its events hold the whole set
+    policy: RebalancePolicy = field(factory=RebalancePolicy)
+    _model: CapacityModel | None = field(default=None, init=False)
+    _limits: Mapping[str, StageLimits] = field(factory=dict, init=False)
+    _devices: tuple[DeviceInfo, ...] = field(default=(), init=False)
+    _actors: tuple[PlacedActor, ...] = field(default=(), init=False)
+    _counted: list[tuple[float, RequestsCounted]] = field(factory=list, init=False)
+    _phase: _Phase = field(default=_Phase.QUIET, init=False)
+    _since: float = field(default=0.0, init=False)
+    """When the phase began."""
+    _gave_until: dict[str, float] = field(factory=dict, init=False)
+    _took_until: dict[str, float] = field(factory=dict, init=False)
+    _is_carried_out: bool = field(default=True, init=False)
+    """The set has been heard of since the last order."""
+    latest: Decision | None = field(default=None, init=False)
+    """What the last look found, for whoever asks why nothing moves."""
+
+    def next_deadline(self, now: float) -> float | None:
+        """None: it only looks when requests were counted."""
+        return None
+
+    def check_invariants(self) -> None:
+        """The window is bounded and in order."""
+        assert len(self._counted) <= _INTERVALS_MAX
+        moments = [at for at, _ in self._counted]
+        assert moments == sorted(moments)
+
+    def _react(self, event: RebalanceEvent, now: float) -> list[RebalanceEffect]:
+        match event:
+            case TimesMeasured(model, limits):
+                self._model, self._limits = model, limits
+            case SetChanged(devices, actors):
+                self._devices, self._actors, self._is_carried_out = devices, actors, True
+            case RequestsCounted():
+                self._counted.append((now, event))
+                return self._look(now)
+        return []
+
+    def _look(self, now: float) -> list[RebalanceEffect]:
+        begin = now - self.policy.windows_seconds[-1]
+        self._counted = [each for each in self._counted if each[0] > begin][-_INTERVALS_MAX:]
+        if self._phase is _Phase.MOVING:
+            is_settled = self._is_carried_out and all(actor.is_settled for actor in self._actors)
+            if not is_settled and now < self._since + self.policy.settle_seconds_max:
+                return []
+            self._become(_Sign.SETTLED, now)
+        self._gave_until = {stage: until for stage, until in self._gave_until.items() if until > now}
+        self._took_until = {stage: until for stage, until in self._took_until.items() if until > now}
+        decision = self._decide(now)
+        if decision is None:
+            return []
+        self.latest = decision
+        self._become(_Sign.BUSY if decision.moves else _Sign.CALM, now)
+        if not decision.moves or now < self._since + self.policy.sustain_seconds:
+            return []
+        self._become(_Sign.ORDERED, now)
+        self._is_carried_out = False
+        self._rest(decision, now)
+        return [OrderMoves(decision)]
+
+    def _decide(self, now: float) -> Decision | None:
+        """What the shortest window says that says enough for a move; None: nothing is known yet."""
+        loads: list[Load] = []
+        for window in self.policy.windows_seconds:
+            counted = [each for at, each in self._counted if at > now - window]
+            seconds = sum(each.seconds for each in counted)
+            if seconds < window / 2:
+                break
+            if self._model is not None:
+                loads.append(Load(_demands(self._model, counted, seconds), seconds))
+        if self._model is None or not loads:
+            return None
+        return decide(
+            self._model,
+            loads,
+            self._devices,
+            self._actors,
+            self._limits,
+            self.policy.moves,
+            self._gave_until,
+            self._took_until,
+        )
+
+    def _rest(self, decision: Decision, now: float) -> None:
+        stages = {actor.actor_id: actor.stage for actor in self._actors}
+        until = now + self.policy.rest_seconds
+        for move in decision.moves:
+            if move.replaces:
+                self._took_until[move.stage] = until
+            for actor_id in move.replaces:
+                self._gave_until[stages[actor_id]] = until
+
+    def _become(self, sign: _Sign, now: float) -> None:
+        after = follow(_TRANSITIONS, self._phase, sign)
+        if after is not self._phase:
+            self._phase, self._since = after, now
+
+
+def _demands(model: CapacityModel, counted: Iterable[RequestsCounted], seconds: float) -> tuple[Demand, ...]:
+    """The load of a window, of workflows that were measured."""
+    totals: dict[tuple[str, str], int] = {}
+    for each in counted:
+        for key, count in each.requests.items():
+            if _is_measured(model, *key):
+                totals[key] = totals.get(key, 0) + count
+    return tuple(Demand(name, count / seconds, size) for (name, size), count in sorted(totals.items()))
+
+
+def _is_measured(model: CapacityModel, workflow: str, size_class: str) -> bool:
+    shape = model.workflows.get(workflow)
+    return shape is not None and all(size_class in model.stages[s].size_classes for s in shape.visits)

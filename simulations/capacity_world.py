@@ -1,0 +1,418 @@
+"""A set of many GPUs as discrete events: requests, instances, moves; the decisions are the product's own.
+
+What decides is the code that would decide in a set: ``RebalanceMachine`` what moves, ``FinishModel`` who
+is admitted, the planner what there is at first. What is modelled: stages take random times of the measured
+mean and spread (gamma distributed); a message goes to the instance with the fewest outstanding ones, in turn
+among equals, as ``RouteTable.pick`` does; the inputs of a join meet at an instance by chance, as a hash would
+have it; an instance's queue is served in order, by its workers, in batches where the profile has any. A donor
+finishes what it holds; the new instance loads beside it where the memory is enough, else behind it.
+
+What is not: the network but for a constant time of a hop, failures, retries, priorities, and instances
+that slow each other down on one device.
+"""
+
+import heapq
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+from typing import Final, TypeAlias
+
+from attrs import define, evolve, field, frozen
+
+from onepiece.core.capacity import CapacityModel, Demand
+from onepiece.core.finish import FinishModel
+from onepiece.core.inventory import DeviceKind
+from onepiece.core.move_board import DeviceInfo, PlacedActor, StageLimits
+from onepiece.core.moves import Move
+from onepiece.core.rebalance import (
+    OrderMoves,
+    RebalanceMachine,
+    RebalancePolicy,
+    RequestsCounted,
+    SetChanged,
+    TimesMeasured,
+)
+from simulations.capacity_record import Record
+from simulations.capacity_trace import Arrival
+
+_TICK_SECONDS: Final = 10.0
+
+
+@frozen
+class WorldOptions:
+    """What the set is, and how it is run."""
+
+    gpus: int
+    per_node: int = 8
+    gpu_bytes: int = 80 << 30
+    moves: bool = True
+    timeout_seconds: float | None = None
+    """A request that is predicted to take longer is refused; None: all are accepted."""
+    hop_seconds: float = 0.0
+    policy: RebalancePolicy = field(factory=RebalancePolicy)
+    limits: Mapping[str, StageLimits] = field(factory=dict)
+    seed: int = 0
+
+
+@define(eq=False, slots=True)
+class _Request:
+    arrived_at: float
+    demand: int
+    missing: list[int]
+    """For each step: how many of those that it comes after have not ended."""
+    left: int
+
+
+_Task: TypeAlias = tuple[_Request, int]
+
+
+@define(eq=False, slots=True)
+class _Instance:
+    actor: PlacedActor
+    free: int
+    queue: deque[_Task] = field(factory=deque)
+    outstanding: int = 0
+    drains: bool = False
+    successor: "_Instance | None" = None
+    """Loads, or takes over, once this one has ended."""
+
+
+class _Dispatch:
+    """The ready instances of a stage, by how many tasks they have."""
+
+    def __init__(self) -> None:
+        self._levels: list[OrderedDict[int, _Instance]] = [OrderedDict()]
+        self._low = 0
+        self._order: list[_Instance] | None = None
+        self.all: dict[int, _Instance] = {}
+
+    def add(self, instance: _Instance) -> None:
+        """It takes work from now on."""
+        self.all[instance.actor.actor_id] = instance
+        self._order = None
+        self._put(instance)
+
+    def remove(self, instance: _Instance) -> None:
+        """It takes none any more."""
+        del self.all[instance.actor.actor_id]
+        self._order = None
+        del self._levels[instance.outstanding][instance.actor.actor_id]
+
+    def fewest(self) -> _Instance:
+        """The one with the fewest tasks; of equals the one that has been so for longest."""
+        while not self._levels[self._low]:
+            self._low += 1
+        return next(iter(self._levels[self._low].values()))
+
+    def by_chance(self, random: Random) -> _Instance:
+        """Any."""
+        if self._order is None:
+            self._order = list(self.all.values())
+        return random.choice(self._order)
+
+    def change(self, instance: _Instance, by: int) -> None:
+        """It has more or fewer tasks."""
+        if instance.actor.actor_id in self.all:
+            del self._levels[instance.outstanding][instance.actor.actor_id]
+            instance.outstanding += by
+            self._put(instance)
+        else:
+            instance.outstanding += by
+
+    def _put(self, instance: _Instance) -> None:
+        level = instance.outstanding
+        while len(self._levels) <= level:
+            self._levels.append(OrderedDict())
+        self._levels[level][instance.actor.actor_id] = instance
+        self._low = min(self._low, level)
+
+
+@frozen
+class _Step:
+    stage: str
+    after: tuple[int, ...]
+    """The steps that come after it."""
+    is_join: bool
+
+
+class World:
+    """The set; ``run`` lets a trace pass through it."""
+
+    def __init__(
+        self,
+        model: CapacityModel,
+        demands: Sequence[Demand],
+        instances: Mapping[str, int],
+        options: WorldOptions,
+    ) -> None:
+        self.record = Record(tuple(instances), options.gpus)
+        self._model = model
+        self._demands = demands
+        self._options = options
+        self._random = Random(options.seed)  # noqa: S311 - a simulation is to be repeatable
+        self._events: list[tuple[float, int, object]] = []
+        self._count = 0
+        self._times: dict[tuple[str, str, int], tuple[float, float]] = {}
+        self._dispatch = {stage: _Dispatch() for stage in model.stages}
+        self._finish = FinishModel(model)
+        self._present: dict[str, dict[tuple[str, str], int]] = {stage: {} for stage in model.stages}
+        self._instances: dict[int, _Instance] = {}
+        self._serving: dict[str, int] = dict.fromkeys(model.stages, 0)
+        self._steps = [_steps_of(model, demand) for demand in demands]
+        self._kinds = [(demand.workflow, demand.size_class) for demand in demands]
+        self._offered = [0] * len(demands)
+        self._machine = RebalanceMachine(policy=options.policy)
+        self._machine.handle(TimesMeasured(model, options.limits), 0.0)
+        self._devices = self._place(instances)
+        self._tell_set(0.0)
+
+    # --- running
+
+    def run(self, trace: Iterable[Arrival], seconds: float) -> Record:
+        """Let the trace arrive, and ``seconds`` pass; what is not done then is not counted as finished."""
+        coming = iter(trace)
+        next_arrival = next(coming, None)
+        next_tick = _TICK_SECONDS
+        events = self._events
+        while True:
+            at = next_arrival[0] if next_arrival is not None else math.inf
+            first = events[0][0] if events else math.inf
+            now = min(at, first, next_tick)
+            if now > seconds:
+                return self.record
+            if first <= at and first <= next_tick:
+                self._happen(heapq.heappop(events)[2], now)
+            elif at <= next_tick:
+                assert next_arrival is not None
+                self._arrive(next_arrival[1], now)
+                next_arrival = next(coming, None)
+            else:
+                self._tick(now)
+                next_tick += _TICK_SECONDS
+
+    def _happen(self, event: object, now: float) -> None:
+        match event:
+            case (_Instance() as instance, list() as tasks):
+                self._end(instance, tasks, now)
+            case _Instance() as instance:
+                self._ready(instance, now)
+            case (_Request() as request, int() as step):
+                self._assign(request, step, now)
+            case _:
+                raise AssertionError(event)
+
+    def _at(self, moment: float, event: object) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (moment, self._count, event))
+
+    # --- requests
+
+    def _arrive(self, number: int, now: float) -> None:
+        self._offered[number] += 1
+        steps = self._steps[number]
+        timeout = self._options.timeout_seconds
+        if timeout is not None:
+            predicted = self._finish.seconds(*self._kinds[number], self._serving, self._present)
+            if predicted > timeout:
+                self.record.refused(now)
+                return
+        self.record.accepted(now)
+        missing = [0] * len(steps)
+        for step in steps:
+            for after in step.after:
+                missing[after] += 1
+        request = _Request(now, number, missing, len(steps))
+        for place, count in enumerate(missing):
+            if not count:
+                self._assign(request, place, now)
+
+    def _count_present(self, stage: str, number: int, by: int) -> None:
+        present, kind = self._present[stage], self._kinds[number]
+        present[kind] = present.get(kind, 0) + by
+
+    def _assign(self, request: _Request, place: int, now: float) -> None:
+        step = self._steps[request.demand][place]
+        dispatch = self._dispatch[step.stage]
+        instance = dispatch.by_chance(self._random) if step.is_join else dispatch.fewest()
+        dispatch.change(instance, 1)
+        self._count_present(step.stage, request.demand, 1)
+        instance.queue.append((request, place))
+        if instance.free:
+            self._start(instance, now)
+
+    def _start(self, instance: _Instance, now: float) -> None:
+        stage = instance.actor.stage
+        profile = self._model.stages[stage]
+        first = instance.queue.popleft()
+        size_class = self._demands[first[0].demand].size_class
+        tasks = [first]
+        if profile.batch_max > 1:
+            limit = profile.batch_limit(size_class)
+            while len(tasks) < limit and instance.queue:
+                request = instance.queue[0][0]
+                if self._demands[request.demand].size_class != size_class:
+                    break
+                tasks.append(instance.queue.popleft())
+        mean, shape = self._time_of(stage, size_class, len(tasks))
+        seconds = self._random.gammavariate(shape, mean / shape) if shape else mean
+        instance.free -= 1
+        self.record.busy(stage, now, seconds, len(instance.actor.devices))
+        self._at(now + seconds, (instance, tasks))
+
+    def _time_of(self, stage: str, size_class: str, batch: int) -> tuple[float, float]:
+        """The mean, and the shape of a gamma distribution with the measured spread; 0 if there is none."""
+        key = (stage, size_class, batch)
+        found = self._times.get(key)
+        if found is None:
+            timing = self._model.stages[stage].timing(size_class, batch)
+            mean, spread = timing.mean_seconds, timing.spread_seconds
+            found = self._times[key] = (mean, (mean / spread) ** 2 if spread else 0.0)
+        return found
+
+    def _end(self, instance: _Instance, tasks: list[_Task], now: float) -> None:
+        stage = instance.actor.stage
+        instance.free += 1
+        self._dispatch[stage].change(instance, -len(tasks))
+        for request, place in tasks:
+            self._count_present(stage, request.demand, -1)
+            request.left -= 1
+            if not request.left:
+                self.record.finished(now, now - request.arrived_at)
+            for after in self._steps[request.demand][place].after:
+                request.missing[after] -= 1
+                if not request.missing[after]:
+                    self._go_on(request, after, now)
+        if instance.queue:
+            self._start(instance, now)
+        elif instance.drains and not instance.outstanding:
+            self._gone(instance, now)
+
+    def _go_on(self, request: _Request, place: int, now: float) -> None:
+        if self._options.hop_seconds:
+            self._at(now + self._options.hop_seconds, (request, place))
+        else:
+            self._assign(request, place, now)
+
+    # --- the set
+
+    def _place(self, instances: Mapping[str, int]) -> tuple[DeviceInfo, ...]:
+        """All instances, each on devices of its own; those on processors have one made for each."""
+        options = self._options
+        gpus = [
+            DeviceInfo(
+                f"node-{n // options.per_node:05}",
+                f"cuda:{n % options.per_node}",
+                DeviceKind.GPU,
+                options.gpu_bytes,
+            )
+            for n in range(options.gpus)
+        ]
+        by_node: dict[str, list[str]] = {}
+        for device in gpus:
+            by_node.setdefault(device.node_id, []).append(device.device)
+        processors: list[DeviceInfo] = []
+        widest = sorted(instances, key=lambda stage: (-self._model.stages[stage].devices, stage))
+        for stage in widest:
+            profile = self._model.stages[stage]
+            for _ in range(instances[stage]):
+                if profile.kind is DeviceKind.CPU:
+                    made = DeviceInfo(
+                        "processors", f"cpu:{len(processors)}", DeviceKind.CPU, profile.memory_bytes
+                    )
+                    processors.append(made)
+                    self._add(stage, made.node_id, (made.device,))
+                    continue
+                node_id = next(name for name, free in by_node.items() if len(free) >= profile.devices)
+                free = by_node[node_id]
+                self._add(stage, node_id, tuple(free[: profile.devices]))
+                by_node[node_id] = free[profile.devices :]
+                if not by_node[node_id]:
+                    del by_node[node_id]
+        for instance in list(self._instances.values()):
+            self._ready(instance, 0.0, tells=False)
+        return (*gpus, *processors)
+
+    def _add(self, stage: str, node_id: str, devices: tuple[str, ...]) -> _Instance:
+        actor_id = len(self._instances) + 1 + self.record.ended_actors
+        actor = PlacedActor(actor_id, stage, node_id, devices, is_settled=False)
+        instance = _Instance(actor, self._model.stages[stage].concurrency)
+        self._instances[actor_id] = instance
+        return instance
+
+    def _ready(self, instance: _Instance, now: float, *, tells: bool = True) -> None:
+        """It has loaded; whoever it is to replace drains now, if he did not go before."""
+        instance.actor = evolve(instance.actor, is_settled=True)
+        stage = instance.actor.stage
+        self._dispatch[stage].add(instance)
+        self._serving[stage] += 1
+        for other in list(self._instances.values()) if tells else ():
+            if other.successor is instance:
+                other.successor = None
+                self._drain(other, now)
+        if tells:
+            self._tell_set(now)
+
+    def _drain(self, instance: _Instance, now: float) -> None:
+        if instance.drains:
+            return
+        instance.drains = True
+        self._dispatch[instance.actor.stage].remove(instance)
+        self._serving[instance.actor.stage] -= 1
+        if not instance.outstanding:
+            self._gone(instance, now)
+
+    def _gone(self, instance: _Instance, now: float) -> None:
+        del self._instances[instance.actor.actor_id]
+        self.record.ended_actors += 1
+        if instance.successor is not None:
+            self._load(instance.successor, now)
+        self._tell_set(now)
+
+    def _load(self, instance: _Instance, now: float) -> None:
+        self._at(now + self._model.stages[instance.actor.stage].load_seconds, instance)
+
+    def _tick(self, now: float) -> None:
+        counts = {
+            (demand.workflow, demand.size_class): self._offered[number]
+            for number, demand in enumerate(self._demands)
+        }
+        self._offered = [0] * len(self._demands)
+        self.record.sample(now, self._serving)
+        if not self._options.moves:
+            return
+        for effect in self._machine.handle(RequestsCounted(counts, _TICK_SECONDS), now):
+            assert isinstance(effect, OrderMoves)
+            for move in effect.decision.moves:
+                self._carry_out(move, now)
+            self._tell_set(now)
+
+    def _carry_out(self, move: Move, now: float) -> None:
+        self.record.moved(now, move)
+        new = self._add(move.stage, move.node_id, move.devices)
+        donors = [self._instances[actor_id] for actor_id in move.replaces]
+        for donor in donors:
+            donor.successor = new
+            donor.actor = evolve(donor.actor, is_settled=False)
+        if not donors or move.is_beside:
+            self._load(new, now)
+            return
+        for donor in donors:
+            self._drain(donor, now)
+
+    def _tell_set(self, now: float) -> None:
+        if self._options.moves:
+            actors = tuple(instance.actor for instance in self._instances.values())
+            self._machine.handle(SetChanged(self._devices, actors), now)
+
+
+def _steps_of(model: CapacityModel, demand: Demand) -> tuple[_Step, ...]:
+    steps = model.shape(demand.workflow).steps
+    return tuple(
+        _Step(
+            step.stage,
+            tuple(place for place, later in enumerate(steps) if step.name in later.after),
+            step.is_join,
+        )
+        for step in steps
+    )
