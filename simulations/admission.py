@@ -12,6 +12,7 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -130,7 +131,7 @@ class _Run:
         for source in sources:
             self._next_of(source)
         for at, proxy in self.setting.deaths:
-            self._at(at, lambda proxy=proxy: self._die(proxy))  # type: ignore[misc]
+            self._at(at, partial(self._die, proxy))
         if self.setting.proxies > 1:
             self._exchange()
         while self._events and self._events[0][0] < end:
@@ -174,8 +175,8 @@ class _Run:
             request = self._queues[place].popleft()
             self._busy[place] += 1
             begun, seconds = self.now, self._seconds(stage)
-            self._at(begun + REPORT_SECONDS, lambda r=request, p=place, b=begun: self._begun(r, p, b))  # type: ignore[misc]
-            self._at(begun + seconds, lambda r=request: self._done(r))  # type: ignore[misc]
+            self._at(begun + REPORT_SECONDS, partial(self._begun, request, place, begun))
+            self._at(begun + seconds, partial(self._done, request))
 
     def _seconds(self, stage: SimStage) -> float:
         if not stage.spread:

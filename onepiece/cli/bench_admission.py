@@ -24,6 +24,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -119,10 +120,13 @@ class _FullSet:
         for step, (seconds, _) in enumerate(self.stages.values()):
             name = f"{step}"
             begin, end = at, at + seconds * self.rng.uniform(0.95, 1.05)
-            self._at(begin, lambda name=name, at=begin: self.door.started(uid, name, at, self.now))  # type: ignore[misc]
-            self._at(end, lambda name=name, at=end: self.door.finished(uid, name, at, self.now))  # type: ignore[misc]
+            self._at(begin, partial(self._report, self.door.started, uid, name, begin))
+            self._at(end, partial(self._report, self.door.finished, uid, name, end))
             at = end
         self._at(at, lambda: self.door.give_back(uid))
+
+    def _report(self, told: Callable[[str, str, float, float], None], uid: str, step: str, at: float) -> None:
+        told(uid, step, at, self.now)
 
     def _at(self, moment: float, act: Callable[[], None]) -> None:
         self._count += 1

@@ -152,8 +152,7 @@ class Client:
             workflow = call
         packed = _packed(inputs or {})
         terms = terms_of(self._connection.options.tenant, priority, size_class)
-        # Our own client turns to another set by itself: it has to know which one has the request.
-        query = {"workflow": workflow, REDIRECT_PARAMETER: "0"}
+        query = {"workflow": workflow, REDIRECT_PARAMETER: "0"}  # it turns to other sets by itself
         if timeout is not None:
             query["timeout_seconds"] = _seconds(timeout)
         headers = {

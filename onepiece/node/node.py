@@ -163,10 +163,7 @@ async def _compose(
     control = ControlService(stall_seconds=min(_STALL_SECONDS, options.lease_seconds / 4))
     identity = Identity(info.node_id, info.incarnation)
     outbox = await _open_outbox(identity, wire, parts, stack)
-    devices = [
-        await stack.enter_async_context(parts.open_device(device.name, _CLOSE_SECONDS))
-        for device in info.devices
-    ]
+    devices = await _open_devices(info, parts, stack)
     stores = await open_stores(options, state_dir, parts, stack)
     tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()
@@ -211,6 +208,15 @@ async def _compose(
     draining = Drain(env, member, host, proxy, copies).attached(control)
     await _join(control, env, member, proxy, tasks)
     return Node(options, info, env, member, host, proxy, copies, stores.checkpoints, draining)
+
+
+async def _open_devices(
+    info: NodeInfo, parts: NodeParts, stack: contextlib.AsyncExitStack
+) -> list[DeviceThreads]:
+    return [
+        await stack.enter_async_context(parts.open_device(device.name, _CLOSE_SECONDS))
+        for device in info.devices
+    ]
 
 
 async def _open_outbox(

@@ -13,11 +13,12 @@ their tenants; within one, short stage tasks and those with priority pass others
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from attrs import define, field
 
 from onepiece.codec import CodecError, unpack
+from onepiece.core.fair_door import Weights
 from onepiece.core.live_times import LiveTimes
 from onepiece.core.waiting_order import WaitingOrder, rank
 from onepiece.errors import JoinBudgetExceeded
@@ -120,6 +121,11 @@ class RequestScheduler:
     _times: LiveTimes = field(factory=LiveTimes)
     _queued: set[tuple[str, str]] = field(factory=set)
 
+    @classmethod
+    def weighted(cls, join_bytes_max: int, weights: Weights) -> Self:
+        """One in which workflows and tenants take turns by weight."""
+        return cls(join_bytes_max, WaitingOrder(weights.workflows, weights.tenants))
+
     def add(self, node: GraphNode, sources: frozenset[str], held: Held) -> StageTask | None:
         """Take a message's values for a graph node that waits for ``sources``.
 
@@ -162,9 +168,11 @@ class RequestScheduler:
         self._ready.add(stage_task, stage_task.workflow, terms.tenant, ranked, cost)
         self._queued.add((stage_task.uid, stage_task.node))
 
-    def took(self, stage_task: StageTask, seconds: float) -> None:
+    def took(self, stage_task: StageTask, started_at: float | None, finished_at: float | None) -> None:
         """A stage task of this actor has taken so long: the next ones like it are expected to."""
-        self._times.note(stage_task.node, stage_task.header.terms.size_class, seconds)
+        if started_at is not None and finished_at is not None:
+            size_class = stage_task.header.terms.size_class
+            self._times.note(stage_task.node, size_class, finished_at - started_at)
 
     def _copied_out(self, held: Held) -> Held:
         if self.join_bytes + held.length > self.join_bytes_max:

@@ -33,7 +33,6 @@ from onepiece._bounded import described, trace_of
 from onepiece.codec import Packed, encode_control
 from onepiece.core.inventory import ActorReport, ActorState
 from onepiece.core.retention import OutputKey
-from onepiece.core.waiting_order import WaitingOrder
 from onepiece.errors import (
     NodeLost,
     OnePieceError,
@@ -118,9 +117,7 @@ class StageActor:
     """Of the stage's process, in a row."""
 
     def __attrs_post_init__(self) -> None:
-        self._scheduler = RequestScheduler(
-            self.env.join_bytes, WaitingOrder(self.env.weights.workflows, self.env.weights.tenants)
-        )
+        self._scheduler = RequestScheduler.weighted(self.env.join_bytes, self.env.weights)
         self._reporter = StageReporter(self.actor_id, self.env)
         self._intake = Intake(
             self.actor_id,
@@ -361,9 +358,7 @@ class StageActor:
         or lead back here, each could wait for the other for ever. ``Retainer.room`` is the bound.
         """
         key = (stage_task.uid, stage_task.node)
-        report = shipment.report
-        if report.started_at is not None and report.finished_at is not None:
-            self._scheduler.took(stage_task, report.finished_at - report.started_at)
+        self._scheduler.took(stage_task, shipment.report.started_at, shipment.report.finished_at)
 
         async def ship() -> None:
             self._computed.discard(key)  # from here on it is done, or runs again

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 
 from onepiece import StageContext, stage, workflow
 
@@ -53,7 +54,9 @@ def film(name: str) -> str:
 @stage(isolation="loop")
 async def napping(ctx: StageContext[None], seconds: float, is_held: bool) -> str:
     """Takes so long, and for as long as it has to step if it is held."""
-    await asyncio.sleep(seconds)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
     if is_held:
         await may_step.acquire()
     return "rested"
