@@ -150,6 +150,7 @@ class Admission:
             return
         self._heard[load.life] = load.demand
         self._times.hear(load.life, load.seen[:SEEN_TIMES_MAX])
+        self._forecast.note_times()
         self._set_share(now)
 
     def load(self, now: float) -> ProxyLoad:

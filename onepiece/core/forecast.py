@@ -126,6 +126,10 @@ class Forecast:
         if abs(share - self.share) > _SHARE_CHANGE * self.share:
             self.share, self._is_stale = share, True
 
+    def note_times(self) -> None:
+        """Times have changed, by what others have seen."""
+        self._is_stale = True
+
     @property
     def workflows(self) -> tuple[str, ...]:
         """The names of those that are served."""

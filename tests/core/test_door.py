@@ -147,6 +147,16 @@ def test_a_dead_proxys_share_goes_to_the_others() -> None:
     assert door.share == 1.0
 
 
+def test_what_others_have_seen_is_known_at_once() -> None:
+    """A proxy that looked before, and knew nothing, forecasts with the times that it hears."""
+    door = _door(seconds=None)
+    door.set_proxies(["me", "p2"], 0.0)
+    assert door.view(0.0)["workflows"]["video"]["unloaded_seconds"] is None
+    door.hear(ProxyLoad("p2", 0.0, (SeenTime("a", "", 5.0, 0.0, 3),)), 1.0)
+    door.hear(ProxyLoad("p2", 0.0, (SeenTime("a", "", 4.0, 0.0, 3),)), 2.0)
+    assert door.view(2.0)["workflows"]["video"]["unloaded_seconds"] == 4.0
+
+
 def test_demand_is_forgotten() -> None:
     """What was asked for long ago is no demand."""
     demand = Demand()
