@@ -23,7 +23,7 @@ from pathlib import Path
 
 from attrs import define, evolve
 
-from onepiece.core.admission import BudgetLimits, RequestBudget
+from onepiece.core.admission import AdmissionRules
 from onepiece.core.inventory import Device, DeviceKind, NodeInfo
 from onepiece.core.retention import RetentionTable
 from onepiece.errors import ConfigError, OnePieceError
@@ -40,7 +40,7 @@ from onepiece.node.leftovers import Leftovers
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
 from onepiece.node.node_stores import Stores, open_stores
-from onepiece.node.options import NodeOptions, is_exposed
+from onepiece.node.options import NodeOptions, is_exposed, weights_of
 from onepiece.node.parts import NodeParts
 from onepiece.node.proxy import ProxyOptions, build_app
 from onepiece.node.proxy_service import ProxyService
@@ -163,10 +163,7 @@ async def _compose(
     control = ControlService(stall_seconds=min(_STALL_SECONDS, options.lease_seconds / 4))
     identity = Identity(info.node_id, info.incarnation)
     outbox = await _open_outbox(identity, wire, parts, stack)
-    devices = [
-        await stack.enter_async_context(parts.open_device(device.name, _CLOSE_SECONDS))
-        for device in info.devices
-    ]
+    devices = await _open_devices(info, parts, stack)
     stores = await open_stores(options, state_dir, parts, stack)
     tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()
@@ -185,6 +182,7 @@ async def _compose(
         now=parts.now,
         monotonic=parts.monotonic,
         rng=parts.rng,
+        weights=weights_of(options.weights),
     )
     outbox.deliver_locally(env.control_address, control.dispatch)
     imports = WorkflowImports(parts.workflows)
@@ -210,6 +208,15 @@ async def _compose(
     draining = Drain(env, member, host, proxy, copies).attached(control)
     await _join(control, env, member, proxy, tasks)
     return Node(options, info, env, member, host, proxy, copies, stores.checkpoints, draining)
+
+
+async def _open_devices(
+    info: NodeInfo, parts: NodeParts, stack: contextlib.AsyncExitStack
+) -> list[DeviceThreads]:
+    return [
+        await stack.enter_async_context(parts.open_device(device.name, _CLOSE_SECONDS))
+        for device in info.devices
+    ]
 
 
 async def _open_outbox(
@@ -286,7 +293,7 @@ async def _join(
     await opened
     if proxy is not None:
         proxy.attach(control)
-        proxy.owner.start()
+        proxy.start()
     tasks.create_task(member.follow_routes(), name="routes")
     tasks.create_task(member.beat(), name="heartbeats")
 
@@ -382,7 +389,8 @@ def _make_proxy(options: NodeOptions, env: Environment, tasks: asyncio.TaskGroup
     return ProxyService(
         env,
         tasks,
-        budget=RequestBudget(BudgetLimits(total=options.requests_max, each=options.requests_max)),
+        requests_max=options.requests_max,
+        rules=AdmissionRules(options.wait_factor, weights_of(options.weights), options.other_sets),
         timeout_seconds=options.request_timeout_seconds,
         copies=options.copies,
     )
@@ -396,7 +404,9 @@ def _http_url(text: str, port: int, own: Address) -> str:
 @contextlib.asynccontextmanager
 async def _serve_http(options: NodeOptions, proxy: ProxyService, parts: NodeParts) -> AsyncIterator[int]:
     host, _, port = options.http.rpartition(":")
-    app = build_app(proxy, ProxyOptions(body_bytes_max=options.body_bytes_max))
+    app = build_app(
+        proxy, ProxyOptions(body_bytes_max=options.body_bytes_max, redirects_refused=options.redirect_refused)
+    )
     async with contextlib.AsyncExitStack() as stack:
         try:
             bound = await stack.enter_async_context(parts.serve_http(app, host, int(port)))

@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from onepiece.core.fair_door import Weights
 from onepiece.errors import ConfigError
 from onepiece.ids import NODE_NAME_CHARACTERS_MAX, is_node_name
+from onepiece.limits import OTHER_SETS_MAX, WEIGHT_MAX, WEIGHT_MIN
 from transports import Address, TransportError
 
 ROLES: Final = ("worker", "proxy", "store", "manager")
@@ -51,6 +53,10 @@ class NodeOptions:
     result_ttl_seconds: float = 3600.0
     request_timeout_seconds: float = 3600.0
     requests_max: int = 1000
+    wait_factor: float | None = None
+    weights: tuple[str, ...] = ()
+    other_sets: tuple[str, ...] = ()
+    redirect_refused: bool = False
     body_bytes_max: int = 64 * _MIB
     workers: int = 1
     heartbeat_seconds: float = 0.5
@@ -101,6 +107,13 @@ def _seconds(value: str) -> float:
     number = float(value)
     if not 0 < number < 1e9:
         raise ValueError("it must be a positive number of seconds")
+    return number
+
+
+def _factor(value: str) -> float:
+    number = float(value)
+    if not 0 <= number < 1e9:
+        raise ValueError("it must be a number from 0 on")
     return number
 
 
@@ -176,6 +189,10 @@ _ROWS: Final = (
     _Row("result_ttl_seconds", "how long a result is kept", _seconds, "3600"),
     _Row("request_timeout_seconds", "deadline of requests that name none", _seconds, "3600"),
     _Row("requests_max", "requests in flight that its proxy accepts", _size, "1000"),
+    _Row("wait_factor", "refuse what would wait this many times its own time", _factor, "0.2"),
+    _Row("weights", "who gets how much of a full set", _text, "workflow:NAME=2,tenant:NAME=3", many=True),
+    _Row("other_sets", "proxies of other sets, for requests refused here", _text, "URL", many=True),
+    _Row("redirect_refused", "send refused requests on to another set (307)", _flag, "true"),
     _Row("body_bytes_max", "largest HTTP body", _size, "64MiB"),
     _Row("workers", "workers the manager waits for before it places anything", _size, "1"),
     _Row("heartbeat_seconds", "time between two heartbeats", _seconds, "0.5"),
@@ -221,6 +238,25 @@ def read_options(argv: Sequence[str], environment: Mapping[str, str] = os.enviro
     ):
         found[name] = _read(name, raw, place)
     return _checked(found)
+
+
+def weights_of(texts: Sequence[str]) -> Weights:
+    """The weights of workflows and tenants; ``ConfigError`` names what is none."""
+    found: dict[str, dict[str, float]] = {"workflow": {}, "tenant": {}}
+    for text in texts:
+        kind, _, rest = text.partition(":")
+        name, _, number = rest.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = 0.0
+        if kind not in found or not name or not WEIGHT_MIN <= weight <= WEIGHT_MAX:
+            raise ConfigError(
+                f"--weights: {text!r} is not usable: write workflow:NAME=2 or tenant:NAME=3, with a number "
+                f"from {WEIGHT_MIN} to {WEIGHT_MAX}"
+            )
+        found[kind][name] = weight
+    return Weights(found["workflow"], found["tenant"])
 
 
 def is_exposed(options: NodeOptions) -> bool:
@@ -274,12 +310,22 @@ def _checked(found: dict[str, Any]) -> NodeOptions:
             f"{options.listen} can be reached from other machines, and no secret is set: give every node "
             "the same --secret-file, or say --insecure true on a network you trust"
         )
+    weights_of(options.weights)
+    _check_other_sets(options.other_sets)
     if options.lease_seconds < 4 * options.heartbeat_seconds:
         raise ConfigError(
             f"--lease-seconds {options.lease_seconds} must be at least four times --heartbeat-seconds "
             f"{options.heartbeat_seconds}, else a late heartbeat kills a healthy node"
         )
     return options
+
+
+def _check_other_sets(urls: Sequence[str]) -> None:
+    for url in urls:
+        if not url.startswith(("http://", "https://")) or url.endswith("/"):
+            raise ConfigError(f"--other-sets: {url!r} is not usable: write http://host:port")
+    if len(urls) > OTHER_SETS_MAX:
+        raise ConfigError(f"--other-sets names {len(urls)}: give {OTHER_SETS_MAX} at most")
 
 
 def _read_secret(path: Path) -> bytes:

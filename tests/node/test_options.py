@@ -67,6 +67,9 @@ def test_every_option_can_be_given_in_each_way(tmp_path: Path) -> None:
         "secret_file": str(secret),
         "heartbeat_seconds": "0.25",
         "store_durability": "power",
+        "weights": "workflow:film=2",
+        "other_sets": "http://b:7080",
+        "redirect_refused": "yes",
     }
     for row in node_options._ROWS:
         text = texts.get(row.name, "7")
