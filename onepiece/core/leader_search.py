@@ -11,7 +11,8 @@ What it promises:
 * The last word counts. A candidate that is wrong (its own view is half a second old) names a manager that
   does not lead, which itself says who does: nothing stays wrong.
 * A node that nobody told of a new leader (the message was lost, the node was cut off) asks at least every
-  ``ASK_SECONDS``, and each time all candidates, of which some may be dead.
+  ``ASK_SECONDS``, and each time all candidates of the routes. Where they do not answer, or there are none, it
+  asks those that it was told to join, too; while they do, it leaves alone what may be long gone.
 * Nodes that are told of a new leader at the same moment register at different ones: each waits for its own
   random part of ``spread_seconds``, which grows with the set, so that a new leader hears at most
   ``REGISTRATIONS_PER_SECOND`` new nodes a second on average up to 1,000 nodes.
@@ -54,6 +55,7 @@ class LeaderSearch:
     quiet_until: float = field(default=float("-inf"), init=False)
     """No heartbeat is sent before."""
     _is_told: bool = field(default=False, init=False)
+    _told_at: float = field(default=float("-inf"), init=False)
     _asks_at: float = field(default=float("-inf"), init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -69,7 +71,7 @@ class LeaderSearch:
             now: The time.
             draw: From [0, 1).
         """
-        self._is_told = True
+        self._is_told, self._told_at = True, now
         if address == self.leader:
             return False
         self.leader = address
@@ -82,5 +84,7 @@ class LeaderSearch:
             return ()
         if self._is_told:
             self._asks_at = now + ASK_SECONDS * (0.5 + 0.5 * draw)
-        known = dict.fromkeys((*managers, *self.joins))
-        return tuple(each for each in known if each != self.leader or not self._is_told)[:CANDIDATES_MAX]
+        known = [each for each in dict.fromkeys(managers) if each != self.leader]
+        if not known or now > self._told_at + 2 * ASK_SECONDS:
+            known += [each for each in self.joins if each not in known]
+        return tuple(known)[:CANDIDATES_MAX]

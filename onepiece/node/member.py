@@ -70,6 +70,8 @@ class Member:
         self.draining = False
         self.holds_nothing: Callable[[], bool] = lambda: False
         """Whether a node that drains has drained."""
+        self.is_stopping = False
+        """It asks nobody any more: what is not answered would keep it from having sent all."""
         self._has_left = False
         self._is_expelled = False
         self._newest_heard = 0
@@ -124,13 +126,14 @@ class Member:
         return asyncio.get_running_loop().time()
 
     def _ask_who_leads(self) -> None:
+        own = f"{self.info.address}/{CONTROL_REGION}"
+        if self.is_stopping or self._search.leader == own:
+            return
         managers = [
             f"{node.address}/{CONTROL_REGION}" for node in self._routes.table.nodes if "manager" in node.roles
         ]
         for address in self._search.to_ask(managers, self._now(), self._rng.random()):
-            self._outbox.post(
-                address, WhoLeads(f"{self.info.address}/{CONTROL_REGION}"), replaces="who leads"
-            )
+            self._outbox.post(address, WhoLeads(own), replaces="who leads")
 
     def _on_leader(self, told: LeaderIs) -> None:
         nodes = len(self._routes.table.nodes)

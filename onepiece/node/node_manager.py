@@ -59,8 +59,8 @@ from onepiece.runtime.workflows import WorkflowImports
 _EVENTS_MAX: Final = 16_384
 _SETTLE_SECONDS: Final = 0.2
 _STORE_AGAIN_SECONDS: Final = 0.5
-_TAKEOVER_SECONDS: Final = 2 * ASK_SECONDS + SPREAD_SECONDS_MAX
-"""How long a new leader waits for nodes that have to find it: two rounds of questions, and the spread."""
+_TAKEOVER_SECONDS: Final = 3 * ASK_SECONDS + SPREAD_SECONDS_MAX
+"""How long a new leader waits for nodes that have to find it: three rounds of questions, and the spread."""
 
 
 class ManagerService:
@@ -187,6 +187,10 @@ class ManagerService:
             self._events.get_nowait()
 
     @property
+    def _leads(self) -> bool:
+        return self._machine is not None
+
+    @property
     def _leading(self) -> ManagerMachine:
         assert self._machine is not None, "this manager leads"
         return self._machine
@@ -237,7 +241,7 @@ class ManagerService:
         )
 
     async def _register(self, ask: RegisterWorkflow) -> None:
-        if self._machine is None:
+        if not self._leads:
             self._refuse(ask)
             return
         try:
@@ -245,7 +249,7 @@ class ManagerService:
         except OnePieceError as error:
             self._outbox.post(ask.reply_to, WorkflowRegistered(ask.call, error.to_wire()))
             return
-        if self._machine is None:
+        if not self._leads:
             self._refuse(ask)
             return
         graph = workflow.graph

@@ -54,6 +54,7 @@ def rival(options: EtcdOptions) -> EtcdOptions:
 
 
 def led_by(coordinator: Coordinator) -> _Etcd:
+    """Its inside."""
     assert isinstance(coordinator, _Etcd)
     return coordinator
 
@@ -61,7 +62,7 @@ def led_by(coordinator: Coordinator) -> _Etcd:
 async def until_seen(candidate: Coordinator, leader: str) -> None:
     """Wait until a candidate knows who leads."""
     with anyio.fail_after(20):
-        while candidate.leader != leader:
+        while candidate.leader != leader:  # noqa: ASYNC110 - it tells nobody
             await anyio.sleep(0.01)
 
 
@@ -194,9 +195,9 @@ async def test_two_candidates_at_once(options: EtcdOptions) -> None:
 
     with anyio.fail_after(40):
         async with anyio.create_task_group() as tasks:
-            for number in range(4):
+            for number in range(3):
                 tasks.start_soon(lead_once, number)
-    assert epochs == [1, 2, 3, 4]
+    assert epochs == [1, 2, 3]
 
 
 async def test_a_state_of_another_version_is_named(options: EtcdOptions, client: EtcdClient) -> None:

@@ -34,7 +34,18 @@ def test_a_node_asks_until_it_is_told() -> None:
     assert search.told("b", 0, 0.2, 0.5)
     assert search.leader == "b"
     assert search.quiet_until == 0.2, "an empty set need not be spread"
-    assert search.to_ask((), 0.3, 0.5) == ("a",)
+    assert search.to_ask((), 0.3, 0.5) == ("a", "b")
+
+
+def test_who_answers_spares_the_others_questions() -> None:
+    """While candidates of the routes answer, an address to join that may be dead is left alone."""
+    search = LeaderSearch(("a", "b"))
+    search.told("b", 3, 0.0, 0.0)
+    assert search.to_ask(("b", "c"), 0.1, 1.0) == ("c",)
+    assert search.to_ask(("b", "c"), 2 * ASK_SECONDS + 0.1, 1.0) == ("c", "a", "b"), "nobody answered"
+    search.told("b", 3, 5.0, 0.0)
+    assert search.to_ask(("b", "c"), 7.0, 1.0) == ("c",)
+    assert search.leader == "b"
 
 
 def test_what_is_known_is_no_news() -> None:
