@@ -26,16 +26,17 @@ class EtcdServer:
 
     process: "subprocess.Popen[bytes]"
     port: int
+    scheme: str
 
     @property
     def member(self) -> str:
         """Where it serves clients."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @property
     def coordination(self) -> str:
         """What nodes are told."""
-        return f"etcd://127.0.0.1:{self.port}"
+        return f"{'etcds' if self.scheme == 'https' else 'etcd'}://127.0.0.1:{self.port}"
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -48,23 +49,23 @@ class EtcdServer:
 
 
 @contextlib.contextmanager
-def run_etcd(directory: Path) -> Iterator[EtcdServer]:
+def run_etcd(directory: Path, *options: str, scheme: str = "http") -> Iterator[EtcdServer]:
     """Start it with its data in this directory; returns once it serves."""
     port, peer_port = _free_ports()
-    client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
+    client, peer = f"{scheme}://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
     with (directory / "etcd.log").open("wb") as log:
         process = subprocess.Popen(
             [
                 *("etcd", "--name", "one", "--data-dir", str(directory / "data")),
                 *("--listen-client-urls", client, "--advertise-client-urls", client),
                 *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
-                *("--initial-cluster", f"one={peer}"),
+                *("--initial-cluster", f"one={peer}", *options),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    server = EtcdServer(process, port)
+    server = EtcdServer(process, port, scheme)
     try:
         _wait_serving(server, directory / "etcd.log")
         yield server

@@ -140,7 +140,7 @@ class EtcdClient:
     async def _ask(self, url: str, body: Mapping[str, Any]) -> dict[str, Any]:
         try:
             response = await self._http.post(url, json=body)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, OSError) as error:  # alerts of TLS come as they are
             raise _NotAnsweredError(str(error) or type(error).__name__) from error
         try:
             answer = response.json()

@@ -3,6 +3,8 @@
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -21,10 +23,14 @@ from onepiece.coordination._state_records import to_records
 from onepiece.coordination.etcd import EtcdOptions, _Etcd, open_etcd
 from onepiece.core import ManagerState
 from onepiece.errors import ConfigError, LeadershipLost, StoreFull
+from onepiece.node.leadership import opening_coordinator
+from onepiece.node.options import read_options
+from onepiece.node.parts import NodeParts
 from tests.core.cluster import make_need, make_workflow
 from tests.etcd_server import EtcdServer, needs_etcd, run_etcd
 
 pytestmark = needs_etcd
+_CERTIFICATES = Path(__file__).parents[1] / "transports" / "certificates"
 VIDEO = make_workflow("video", make_need("denoise"))
 
 
@@ -147,8 +153,8 @@ async def test_a_write_whose_answer_was_lost_is_found(
     transact = EtcdClient.transact
     calls: list[Outcome] = []
 
-    async def lossy(self: EtcdClient, *args: object) -> Outcome:
-        calls.append(await transact(self, *args))  # type: ignore[arg-type]
+    async def lossy(self: EtcdClient, *args: Any) -> Outcome:
+        calls.append(await transact(self, *args))
         if len(calls) == 1:
             raise EtcdUnreachableError("the answer was lost")
         return calls[-1]
@@ -167,19 +173,19 @@ async def test_a_write_that_arrives_late_changes_nothing(
     options: EtcdOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was given up, repeated and overtaken by a later state does not hold any more."""
-    sent: list[tuple[object, ...]] = []
+    sent: list[tuple[Any, ...]] = []
     transact = EtcdClient.transact
 
-    async def recorded(self: EtcdClient, *args: object) -> Outcome:
+    async def recorded(self: EtcdClient, *args: Any) -> Outcome:
         sent.append(args)
-        return await transact(self, *args)  # type: ignore[arg-type]
+        return await transact(self, *args)
 
     async with open_etcd(options) as first:
         state = await first.lead()
         monkeypatch.setattr(EtcdClient, "transact", recorded)
         await first.store(evolve(state, next_actor_id=5))
         await first.store(evolve(state, next_actor_id=6))
-        late = await transact(led_by(first)._client, *sent[0])  # type: ignore[arg-type]
+        late = await transact(led_by(first)._client, *sent[0])
         assert not late.held
     async with open_etcd(options) as second:
         assert (await second.lead()).next_actor_id == 6
@@ -236,6 +242,30 @@ async def test_members_that_do_not_answer_are_named() -> None:
                 raise AssertionError("there is no etcd")
     assert all(member in caught.value.message for member in members)
     assert "start etcd" in caught.value.message
+
+
+async def test_an_etcd_behind_tls(tmp_path: Path) -> None:
+    """It is spoken to with the node's certificate, which it asks for; without one nobody leads."""
+    certificate, key, authority = (
+        f"{_CERTIFICATES}/{name}" for name in ("node.pem", "node.key", "authority.pem")
+    )
+    wanted = (
+        "--cert-file",
+        certificate,
+        "--key-file",
+        key,
+        "--client-cert-auth",
+        "--trusted-ca-file",
+        authority,
+    )
+    with run_etcd(tmp_path, *wanted, scheme="https") as server:
+        flags = ["--coordination", server.coordination, "--tls-authority", authority]
+        with pytest.raises(ConfigError, match="no member of etcd answered"):
+            async with opening_coordinator(read_options(flags, {}), NodeParts(), tmp_path, "a"):
+                raise AssertionError("it asks for a certificate")
+        flags += ["--tls-certificate", certificate, "--tls-key", key]
+        async with opening_coordinator(read_options(flags, {}), NodeParts(), tmp_path, "a") as first:
+            assert (await first.lead()).epoch == 1
 
 
 async def test_a_member_that_is_gone_is_passed_over(options: EtcdOptions) -> None:
