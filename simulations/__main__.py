@@ -7,7 +7,13 @@ from typing import Final
 
 from attrs import frozen
 
-from simulations import capacity_command, cluster_command, explore_command, ring_schedules
+from simulations import (
+    capacity_command,
+    cluster_command,
+    explore_command,
+    resources_command,
+    ring_schedules,
+)
 from simulations.chaos import command as chaos_command
 
 
@@ -39,6 +45,12 @@ COMMANDS: Final = {
         explore_command.__doc__,
         explore_command.add_arguments,
         explore_command.run,
+    ),
+    "resources": Command(
+        resources_command.HELP,
+        resources_command.__doc__,
+        resources_command.add_arguments,
+        resources_command.run,
     ),
     "schedules": Command(
         ring_schedules.HELP, ring_schedules.__doc__, ring_schedules.add_arguments, ring_schedules.run

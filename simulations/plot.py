@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 _COLOURS: Final = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
-_WIDTH: Final = 1000
+_WIDTH: Final = 1160
 _HEIGHT: Final = 360
-_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 230, 40, 50
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 390, 40, 50
 _TICKS: Final = 6
 _FONT_SIZE: Final = 14
 

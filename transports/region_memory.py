@@ -12,7 +12,7 @@ from typing import Final
 from transports.errors import ProtocolError
 from transports.operations import WORD_BYTES, Bytes
 
-_HUGE_PAGE_BYTES: Final = 2 << 20
+HUGE_PAGE_BYTES: Final = 2 << 20
 _WORD: Final = struct.Struct("<Q")
 _WORD_MASK: Final = (1 << 64) - 1
 
@@ -80,7 +80,7 @@ def fresh_memory(size_bytes: int) -> memoryview:
         return memoryview(bytearray())
     # Private and anonymous: zero pages come on first use, so a large ring costs what it carries.
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size_bytes >= _HUGE_PAGE_BYTES:
+    if size_bytes >= HUGE_PAGE_BYTES:
         with suppress(OSError):  # a kernel without huge pages is only slower
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)

@@ -5,6 +5,10 @@ frames (``tcp_frames``); payloads are received straight into the region and sent
 producer's buffers (``tcp_wire``). Sessions prove the cluster secret in both directions, and are
 encrypted where certificates are given.
 
+Between processes of one host payloads take a shorter way, without being asked: the producer maps the
+owner's memory and copies into it (``shm_producer``, ``shm_owner``). ``?shm=off`` in the address of
+either side leaves that out; with ``?shm=required`` a producer takes no other way.
+
 What it survives: a peer that dies, stalls or goes silent at any point; anything a stranger sends
 to the port. What it does not: a member of the cluster who writes to the wrong place inside a
 region, which no transport can tell from the right one.
@@ -25,6 +29,10 @@ from transports.background import Background
 from transports.errors import ConnectFailed, ListenFailed, OperationTimeout, UnknownRegion
 from transports.memory import Accept, Listener, Options, Region, RemoteMemory, Transport
 from transports.region_memory import RegionMemory
+from transports.shared_memory import Bypass, new_memory
+from transports.shm_lender import Lender
+from transports.shm_owner import LendingRegion, LendingSession
+from transports.shm_producer import SharingMemory
 from transports.tcp_owner import OwnerSession, TcpRegion
 from transports.tcp_producer import TcpMemory
 from transports.tcp_wire import SocketWire, TlsWire
@@ -67,10 +75,10 @@ class TcpTransport(Transport):
     def _new_listener(
         self, server: socket.socket, address: Address, options: Options, context: ssl.SSLContext | None
     ) -> "TcpListener":
-        return TcpListener(server, address, options, context)
+        return TcpListener(server, address, options, context, _lender(address))
 
     def _new_memory(self, address: Address, hello: bytes, options: Options, *, encrypted: bool) -> TcpMemory:
-        return TcpMemory(address, hello, options, encrypted=encrypted)
+        return SharingMemory(address, hello, options, encrypted=encrypted)
 
     async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
         """Open a session on the region that ``address`` names."""
@@ -119,9 +127,15 @@ class TcpListener(Listener):
     """A bound port and everything that is connected to it."""
 
     def __init__(
-        self, server: socket.socket, address: Address, options: Options, context: ssl.SSLContext | None
+        self,
+        server: socket.socket,
+        address: Address,
+        options: Options,
+        context: ssl.SSLContext | None,
+        lender: Lender | None = None,
     ) -> None:
         self.options = options
+        self.lender = lender
         self._server = server
         self._address = address
         self._context = context
@@ -163,13 +177,13 @@ class TcpListener(Listener):
 
     # What a transport that builds on this one makes in another way.
 
-    _new_region: Callable[..., TcpRegion] = TcpRegion
+    _new_region: Callable[..., TcpRegion] = LendingRegion
 
     def _new_memory(self, size_bytes: int) -> RegionMemory:
-        return RegionMemory(size_bytes)
+        return RegionMemory(size_bytes) if self.lender is None else new_memory(size_bytes)
 
     def _new_session(self, peer: str) -> OwnerSession:
-        return OwnerSession(self, peer)
+        return LendingSession(self, peer)
 
     async def close(self) -> None:
         """Close the port, every region and every connection."""
@@ -183,6 +197,8 @@ class TcpListener(Listener):
             region.shut()
         for session in list(self._sessions):
             session.close()
+        if self.lender is not None:
+            self.lender.close()
 
     # What sessions need; see ``tcp_owner.House``.
 
@@ -250,6 +266,19 @@ class TcpListener(Listener):
 
     def _failed(self, error: BaseException) -> None:
         _LOG.error("%s failed while it opened a session", self._address, exc_info=error)
+
+
+def _lender(address: Address) -> Lender | None:
+    bypass = Bypass.of(address)
+    if bypass is Bypass.OFF:
+        return None
+    try:
+        return Lender()
+    except OSError as error:
+        if bypass is Bypass.REQUIRED:
+            raise ListenFailed(f"{address} asks for shared memory, and none can be lent: {error}") from error
+        _LOG.warning("%s lends no memory to processes of this host: %s", address, error)
+        return None
 
 
 async def _bind(address: Address) -> socket.socket:

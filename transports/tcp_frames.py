@@ -3,7 +3,8 @@
 One header for all, then a body::
 
      0  u8   kind
-     1  u8   flags      NOTIFY: wake the owner; SECRET: this side has a cluster secret
+     1  u8   flags      NOTIFY: wake the owner; SECRET: this side has a cluster secret;
+                        LENDS: the owner has memory that processes of its host can map
      2  u16  writes     of a guarded chain
      4  u32  tag        answers carry the tag of their question
      8  u64  body       bytes that follow the header
@@ -35,7 +36,8 @@ GONE       prod.
 WORD       owner   the word found    nudges
 DATA       owner                     nudges                   the bytes
 NUDGE      owner                     nudges
-ATTACHED   owner   memory's address  key length               16 B doorbell, key, worker's address
+ATTACHED   owner   memory's address  key length               16 B doorbell, key, worker's address;
+                                                              or 16 B token, socket's name
 PULL       owner   export            offset        length
 ENDED      owner   reason's code                              reason (UTF-8)
 BEAT       both
@@ -45,8 +47,8 @@ Operations of one connection are carried out in the order of their frames. Every
 against the bound of its kind before anything is stored; what a bound does not allow, and what is
 not in the table of the state the connection is in, is a ``ProtocolError``.
 
-ATTACH, WIRE, LANDED and ATTACHED are for sessions whose writes go beside this connection (``ucx``): the
-tcp transport's own bounds leave them out.
+ATTACH, WIRE, LANDED and ATTACHED are for sessions whose writes go beside this connection. ``ucx`` has all
+of them; ``tcp`` asks, on the owner's own host, once for a token and a socket to have its memory from.
 
 PULL asks for a part of what the producer has exported; PULLED or GONE is the answer, with its tag.
 
@@ -99,6 +101,7 @@ PULLS_OPEN_MAX: Final = 4
 
 NOTIFY: Final = 1
 SECRET: Final = 2
+LENDS: Final = 4
 
 _HEADER: Final = struct.Struct("<BBHIQQQQ")
 _PLACE: Final = struct.Struct("<QQ")
@@ -226,6 +229,13 @@ class FrameReader:
             self._scratch[:remaining] = self._scratch[self._start : self._filled]
             self._start, self._filled = 0, remaining
         return self._scratch[self._filled :]
+
+    def place_again(self) -> None:
+        """What ``place`` gave has moved, with its bytes: the rest of a body goes to where it is now."""
+        if self._placed is not None and len(self._rest):
+            place = self._place(self._placed)
+            assert place is not None
+            self._rest = place[len(place) - len(self._rest) :]
 
     def received(self, count: int) -> None:
         """Take note of ``count`` bytes put into ``next_buffer``."""

@@ -173,6 +173,7 @@ class OwnerSession:
     wire: Wire
     writes_itself = False
     """The producer can write to the region's memory without this process."""
+    welcome_flags = 0
 
     def __init__(self, house: House, peer: str) -> None:
         self._house = house
@@ -267,6 +268,11 @@ class OwnerSession:
         """End by the region's will, which knows of it."""
         if self._reach(error):
             self._tell(Kind.ENDED, error)
+
+    def use(self, memory: RegionMemory) -> None:
+        """The region's bytes have moved to other memory: go on there, in the middle of a body too."""
+        self._memory = memory
+        self._reader.place_again()
 
     def close(self) -> None:
         """Close the connection at once. Idempotent."""
@@ -367,6 +373,7 @@ class OwnerSession:
         body = proofs.owner + accepted.welcome
         header = frames.frame(
             Kind.WELCOME,
+            flags=self.welcome_flags,
             body=len(body),
             a=accepted.session,
             b=region.memory.size_bytes,

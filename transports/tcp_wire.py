@@ -31,12 +31,19 @@ _RECEIVED_BYTES_PER_TURN: Final = 8 << 20
 """After so many bytes of one connection the event loop turns to others."""
 
 
-def _tune(connection: socket.socket) -> None:
+def _is_within_host(connection: socket.socket) -> bool:
+    try:
+        return bool(connection.getsockname()[0] == connection.getpeername()[0])
+    except OSError:  # the peer is gone already
+        return False
+
+
+def _tune(connection: socket.socket, *, within_host: bool) -> None:
     """Set what suits small questions beside bulk data."""
     # Either may fail: the peer may be gone already, other systems have other names.
     with suppress(OSError, AttributeError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if connection.getsockname()[0] == connection.getpeername()[0]:
+        if within_host:
             # Between processes of one machine there is no path to be probed. A control that paces (bbr) takes
             # the pauses between our messages for a slow path, and then sends at a third of the rate.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONGESTION_ON_ONE_MACHINE)
@@ -68,6 +75,9 @@ class Endpoint(Protocol):
 
 class Wire(ABC):
     """A connected stream and its queue of bytes to be sent."""
+
+    is_within_host = False
+    """Both ends have the same address, so no packet leaves the host."""
 
     @property
     @abstractmethod
@@ -105,7 +115,8 @@ class SocketWire(Wire):
 
     def __init__(self, connection: socket.socket, endpoint: Endpoint) -> None:
         connection.setblocking(False)
-        _tune(connection)
+        self.is_within_host = _is_within_host(connection)
+        _tune(connection, within_host=self.is_within_host)
         self._socket = connection
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
@@ -274,6 +285,7 @@ class TlsWire(Wire, asyncio.BufferedProtocol):
             OSError: It failed (``ssl.SSLError`` and its kinds among others); the socket is closed.
         """
         loop = asyncio.get_running_loop()
+        self.is_within_host = _is_within_host(connection)
         if server_hostname is None:
             await loop.connect_accepted_socket(
                 lambda: self, connection, ssl=context, ssl_handshake_timeout=timeout_seconds

@@ -2,11 +2,13 @@
 
 A message has a kind: ``ECHO`` comes back as it is, ``TAKE`` is taken and dropped, ``LAST`` is taken
 and answered with an empty message. The far end runs in a process of its own (``python -m
-onepiece.cli.bench_backends NAME``), except for ``ring-local``, where it is a task beside the near one.
+onepiece.cli.bench_backends NAME``), except for ``ring-local``, where it is a task beside the near one,
+and ``memcpy``, which has none: what is sent is copied, into as much memory as the ring has.
 The ring hashes every byte on both sides; the others check nothing.
 """
 
 import asyncio
+import mmap
 import os
 import socket
 import struct
@@ -17,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
+import numpy as np
 from attrs import frozen
 
 from transports import (
@@ -66,6 +69,8 @@ class Backend:
     open: Callable[[], AbstractAsyncContextManager[Near]]
     serve: Callable[[list[str]], Awaitable[None]]
     """The far end; runs until it is cancelled or its process ends."""
+    is_answered: bool = True
+    """It can echo; otherwise only its bandwidth means anything."""
 
 
 def far_command(name: str, *arguments: str) -> list[str]:
@@ -318,6 +323,31 @@ async def _serve_zmq(_: list[str]) -> None:
                 await channel.send_multipart([kind, answer], copy=len(answer) < 65536)
 
 
+# Copies within this process: what shared memory can do.
+
+
+class _CopyNear(Near):
+    def __init__(self) -> None:
+        # Of the kind that the ring lies in, and no larger or smaller: a copy that stays in a cache is faster.
+        self._memory = np.frombuffer(mmap.mmap(-1, _GEOMETRY.payload_bytes), np.uint8)
+        self._start = 0
+
+    async def send(self, kind: int, data: Bytes) -> None:
+        if self._start + len(data) > len(self._memory):
+            self._start = 0
+        end = self._start + len(data)
+        np.copyto(self._memory[self._start : end], np.frombuffer(data, np.uint8))
+        self._start = end
+
+    async def receive(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def _open_copy() -> AsyncIterator[Near]:
+    yield _CopyNear()
+
+
 # The double ring, a channel each way.
 
 
@@ -391,8 +421,8 @@ async def _open_ring_local() -> AsyncIterator[Near]:
             await asyncio.wait([serving])
 
 
-async def _serve_ring_local(_: list[str]) -> None:
-    raise RuntimeError("ring-local has both ends in one process")
+async def _serve_nowhere(_: list[str]) -> None:
+    raise RuntimeError("this backend lives in one process")
 
 
 BACKENDS: Final[dict[str, Backend]] = {
@@ -402,10 +432,12 @@ BACKENDS: Final[dict[str, Backend]] = {
         Backend("asyncio-sockets", _open_loop, _serve_loop),
         Backend("asyncio-streams", _open_streams, _serve_streams),
         Backend("pyzmq", _open_zmq, _serve_zmq),
-        _ring_backend("ring-tcp", f"tcp://{_LOOPBACK}:0"),
-        _ring_backend("ring-tcp-pulled", f"tcp://{_LOOPBACK}:0", pull_share=_PULL_SHARE),
+        Backend("memcpy", _open_copy, _serve_nowhere, is_answered=False),
+        _ring_backend("ring-tcp", f"tcp://{_LOOPBACK}:0?shm=off"),
+        _ring_backend("ring-tcp-pulled", f"tcp://{_LOOPBACK}:0?shm=off", pull_share=_PULL_SHARE),
+        _ring_backend("ring-shm", f"tcp://{_LOOPBACK}:0?shm=required"),
         _ring_backend("ring-ucx", f"ucx://{_LOOPBACK}:0?require=shm"),
-        Backend("ring-local", _open_ring_local, _serve_ring_local),
+        Backend("ring-local", _open_ring_local, _serve_nowhere),
     )
 }
 

@@ -19,12 +19,15 @@ from typing import Final
 
 from attrs import asdict, frozen
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from onepiece.cli.bench_backends import BACKENDS, ECHO, LAST, LENGTH_MAX, TAKE, Near
 from transports import UnknownScheme, transport_for
 
 _RAW: Final = "raw-sockets"
+_COPY: Final = "memcpy"
+_COMPARED_WITH_COPY: Final = "ring-shm"
 _ROUNDS: Final = 5
 _ROUNDS_QUICK: Final = 2
 _WARM_UP_MESSAGES: Final = 5
@@ -64,7 +67,7 @@ Samples = dict[tuple[str, Metric], list[float]]
 
 @frozen
 class Row:
-    """A median, and the median of its ratios to raw blocking sockets in the same rounds."""
+    """A median, and the medians of its ratios to raw blocking sockets and to copies in the same rounds."""
 
     backend: str
     metric: str
@@ -72,29 +75,41 @@ class Row:
     median: float
     unit: str
     ratio_to_raw_sockets: float | None
+    ratio_to_memcpy: float | None
 
 
 def rows_of(samples: Samples) -> list[Row]:
-    """Medians and ratios; a ratio is None where raw sockets were not measured."""
-    rows = []
-    for (backend, metric), values in samples.items():
-        raw = samples.get((_RAW, metric))
-        ratio = None
-        if raw is not None:
-            ratio = statistics.median([value / base for value, base in zip(values, raw, strict=True)])
-        rows.append(
-            Row(backend, metric.name, metric.size_bytes, statistics.median(values), metric.unit, ratio)
+    """Medians and ratios; a ratio is None where what it is to was not measured."""
+    return [
+        Row(
+            backend,
+            metric.name,
+            metric.size_bytes,
+            statistics.median(values),
+            metric.unit,
+            _ratio(values, samples.get((_RAW, metric))),
+            _ratio(values, samples.get((_COPY, metric))),
         )
-    return rows
+        for (backend, metric), values in samples.items()
+    ]
+
+
+def _ratio(values: Sequence[float], base: Sequence[float] | None) -> float | None:
+    if base is None:
+        return None
+    return statistics.median([value / other for value, other in zip(values, base, strict=True)])
 
 
 def table_of(rows: Sequence[Row]) -> Table:
-    """One line per backend, one column per metric: the median and, in brackets, the ratio."""
-    table = Table(title=f"{platform.machine()}, Python {platform.python_version()}; (ratio to {_RAW})")
+    """One line per backend, one column per metric: the median and, in brackets, ratios."""
+    ratios = f"(ratio to {_RAW}) [to {_COPY}]"
+    table = Table(title=f"{platform.machine()}, Python {platform.python_version()}; {ratios}")
     table.add_column("backend", no_wrap=True)
     cells: dict[str, dict[tuple[str, int], str]] = {}
     for row in rows:
         ratio = "" if row.ratio_to_raw_sockets is None else f" ({row.ratio_to_raw_sockets:.2f})"
+        if row.backend == _COMPARED_WITH_COPY and row.ratio_to_memcpy is not None:
+            ratio += escape(f" [{row.ratio_to_memcpy:.2f}]")
         digits = 2 if row.unit == "GB/s" else 0
         cells.setdefault(row.backend, {})[row.metric, row.size_bytes] = f"{row.median:.{digits}f}{ratio}"
     for metric in METRICS:
@@ -116,7 +131,7 @@ async def measure(names: Sequence[str], rounds: int, *, quick: bool) -> Samples:
         One value per round, for each backend and metric.
     """
     data = memoryview(bytes(range(256)) * (LENGTH_MAX // 256))
-    samples: Samples = {(name, metric): [] for name in names for metric in METRICS}
+    samples: Samples = {(name, metric): [] for name in names for metric in METRICS if _applies(metric, name)}
     async with AsyncExitStack() as stack:
         nears = {name: await stack.enter_async_context(BACKENDS[name].open()) for name in names}
         for near in nears.values():
@@ -125,9 +140,15 @@ async def measure(names: Sequence[str], rounds: int, *, quick: bool) -> Samples:
             for metric in METRICS:
                 count = max(2, metric.count // (4 if quick else 1))
                 for name, near in nears.items():
+                    if (name, metric) not in samples:
+                        continue
                     value = await _value(near, metric, count, data[: metric.size_bytes])
                     samples[name, metric].append(value)
     return samples
+
+
+def _applies(metric: Metric, name: str) -> bool:
+    return BACKENDS[name].is_answered or metric.name == "bandwidth"
 
 
 async def _warm_up(near: Near, data: memoryview) -> None:

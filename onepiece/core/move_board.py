@@ -132,6 +132,8 @@ class Board:
     gains: dict[str, float] = field(factory=dict)
     """What ``reachable_gain`` has found by the window that decides."""
     gave: set[str] = field(factory=set)
+    gives: set[str] = field(factory=set)
+    """Those that give in the decision that is being made."""
     took: set[str] = field(factory=set)
 
     @classmethod
@@ -314,7 +316,7 @@ class Board:
             donor = next(each for each, actors in self.movable.items() if actor_id in actors)
             gone = self.movable[donor].pop(actor_id)
             self.counts[donor] -= 1
-            self.gave.add(donor)
+            self.gives.add(donor)
             self.on_node[gone.node_id, donor] -= 1
             for device in gone.devices:
                 self.taken_bytes[gone.node_id, device] -= self.model.stages[donor].memory_bytes

@@ -166,6 +166,8 @@ def _why_done(board: "Board", blocked: set[str], policy: MovePolicy) -> str:
 
 def _best_move(board: "Board", stage: str, policy: MovePolicy) -> Move | None:
     """From idle devices if any are fit, else from the donor with the smallest loss that pays."""
+    if stage in board.gives:
+        return None
     place = board.idle_place(stage)
     if place is not None:
         return _move(board, stage, place, (), policy)

@@ -24,14 +24,16 @@ makes it drain the donors and start the new actors where there is room then.
 
 import enum
 from collections.abc import Iterable, Mapping
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from attrs import define, field, frozen
 
+from onepiece.core.actors import Actor, ActorLife
 from onepiece.core.capacity import CapacityModel, Demand
 from onepiece.core.machine import Machine, follow
 from onepiece.core.move_board import DeviceInfo, Load, PlacedActor, StageLimits
 from onepiece.core.moves import Decision, MovePolicy, decide
+from onepiece.core.workers import Worker
 
 _INTERVALS_MAX: Final = 4096
 
@@ -71,6 +73,29 @@ class SetChanged:
 
     devices: tuple[DeviceInfo, ...]
     actors: tuple[PlacedActor, ...]
+
+    @classmethod
+    def of(cls, workers: Iterable[Worker], actors: Iterable[Actor]) -> Self:
+        """The set as placement has it; an actor that is ending only takes room until it is gone."""
+        workers = tuple(workers)
+        draining = {worker.node.node_id for worker in workers if worker.draining}
+        devices = tuple(
+            DeviceInfo(worker.node.node_id, device.name, device.kind, device.memory_bytes)
+            for worker in workers
+            if worker.takes_new
+            for device in worker.node.devices
+        )
+        placed = tuple(
+            PlacedActor(
+                actor.actor_id,
+                "" if actor.life is ActorLife.STOPPING else actor.stage,
+                actor.node_id,
+                actor.devices,
+                is_settled=actor.life is ActorLife.READY and actor.node_id not in draining,
+            )
+            for actor in actors
+        )
+        return cls(devices, placed)
 
 
 @frozen

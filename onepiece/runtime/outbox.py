@@ -73,6 +73,7 @@ class _Link:
         self._under_way: OrderedDict[int, tuple[Lost | None, Taken | None]] = OrderedDict()
         """What to call when a message is lost, and when it is taken, by its number."""
         self._queue: OrderedDict[object, bytes] = OrderedDict()
+        """By what they replace, or by a number of their own."""
         self._reports = ReportQueue()
         self._wake = asyncio.Event()
         self._taken = asyncio.Event()
@@ -146,11 +147,13 @@ class _Link:
     async def flushed(self) -> None:
         """Return when the queue is empty and all was taken, or the peer is lost."""
         self._post_reports()
+        if not (self.ready.done() or self._owes):
+            return  # nothing was sent either: the peer cannot be reached, and may never be
         await asyncio.wait([self.ready])
         if self.ready.cancelled() or self.ready.exception() is not None:
             return
         with contextlib.suppress(TransportError):
-            while self._queue and not self.stop.is_set():
+            while self._owes and not self.stop.is_set():
                 self._wake.set()
                 self._taken.clear()
                 await self._taken.wait()
@@ -158,9 +161,16 @@ class _Link:
         self._notice_taken(self.ready.result())
 
     @property
+    def _owes(self) -> bool:
+        """A message waits to be sent; if nobody is there yet, one that no newer one is going to replace."""
+        if self.ready.done():
+            return bool(self._queue)
+        return any(isinstance(key, int) for key in self._queue)
+
+    @property
     def is_quiet(self) -> bool:
         """Nothing waits to be sent, or to be taken; nor will it ever be, where the link has ended."""
-        return self.stop.is_set() or not (self._queue or self._under_way or len(self._reports))
+        return self.stop.is_set() or not (self._owes or self._under_way or len(self._reports))
 
     async def serve(self, opening: AbstractAsyncContextManager[Sender]) -> None:
         """Hold the sender open and send what is queued, until told to stop or the peer is lost."""
@@ -304,7 +314,8 @@ class Outbox:
         """Return when no control message waits and every ring's consumer has taken what was sent.
 
         What is taken may let another control message begin its way, to whoever retained what it was made
-        from: so links are looked at until all are quiet.
+        from: so links are looked at until all are quiet. Where nobody is there yet, heartbeats and the like,
+        of which a newer one replaces the older, are not waited for: that might be without end.
         """
         while True:
             for link in list(self._links.values()):

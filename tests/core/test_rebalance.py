@@ -3,6 +3,7 @@ from random import Random
 import pytest
 from attrs import define, evolve, field
 
+from onepiece.core import ActorLife, DemandChanged, PlacementMachine, WorkflowWithdrawn
 from onepiece.core.capacity import CapacityModel, WorkflowShape
 from onepiece.core.inventory import DeviceKind
 from onepiece.core.move_board import DeviceInfo, PlacedActor
@@ -16,6 +17,7 @@ from onepiece.core.rebalance import (
     TimesMeasured,
 )
 from tests.core.capacity_parts import GIB, make_stage
+from tests.core.cluster import Cluster, make_need, make_node, make_workflow
 
 _INTERVAL = 5.0
 _LOAD_SECONDS = 20.0
@@ -175,3 +177,61 @@ def test_its_story_can_be_replayed() -> None:
     cluster.run(200, 1.0, 5.0)
     assert cluster.moves
     cluster.machine.story.replay()
+
+
+def test_the_manager_carries_a_decision_out() -> None:
+    """The instances of a decision, told to the real manager as demand, become actors on the nodes.
+
+    Eight nodes with room for one actor each, so that every new one needs a donor that has gone.
+    """
+    cluster = Cluster()
+    for stage in "xy":
+        cluster.offer(make_workflow(stage, make_need(stage, 20, instances=4)))
+    for number in range(8):
+        cluster.join(make_node(f"node-{number}", cpus=(), gpus=(24,)))
+    machine = RebalanceMachine()
+    stages = [make_stage(f"module:{name}", 0.2, gib=20, load_seconds=20.0) for name in "xy"]
+    shapes = [WorkflowShape.line(name, [f"module:{name}"]) for name in "xy"]
+    machine.handle(TimesMeasured(CapacityModel.of(stages, shapes)), cluster.now)
+    random, orders = Random(1), 0
+    for look in range(120):
+        cluster.advance(_INTERVAL, beating=cluster.nodes)
+        if look % 4 == 0:
+            cluster.load()
+        machine.handle(
+            SetChanged.of(_placement(cluster).workers.values(), cluster.manager.actors.values()), cluster.now
+        )
+        rates = {"x": 15.0, "y": 15.0} if look < 30 else {"x": 5.0, "y": 25.0}
+        counted = {
+            (name, ""): round(random.gauss(rate * 5, (rate * 5) ** 0.5)) for name, rate in rates.items()
+        }
+        for order in machine.handle(RequestsCounted(counted, _INTERVAL), cluster.now):
+            orders += 1
+            cluster.tell(DemandChanged(order.decision.instances))
+    serving = [actor.stage for actor in cluster.manager.actors.values() if actor.life is ActorLife.READY]
+    assert sorted(serving) == ["module:x"] * 2 + ["module:y"] * 6
+    assert 1 <= orders <= 3
+
+
+def test_the_set_is_seen_as_placement_has_it() -> None:
+    """An actor that ends takes room, one that loads is not settled, a draining node takes nothing."""
+    cluster = Cluster()
+    cluster.offer(make_workflow("x", make_need("x", 20, instances=2)))
+    for number in range(3):
+        cluster.join(make_node(f"node-{number}", cpus=(), gpus=(24,)))
+    loading = SetChanged.of(_placement(cluster).workers.values(), cluster.manager.actors.values())
+    assert [actor.is_settled for actor in loading.actors] == [False, False]
+    assert len(loading.devices) == 3
+    cluster.load()
+    cluster.nodes["node-0"].draining = True
+    cluster.beat()
+    seen = SetChanged.of(_placement(cluster).workers.values(), cluster.manager.actors.values())
+    assert {device.node_id for device in seen.devices} == {"node-1", "node-2"}
+    cluster.load()
+    cluster.tell(WorkflowWithdrawn("x"))
+    ending = SetChanged.of(_placement(cluster).workers.values(), cluster.manager.actors.values())
+    assert {actor.stage for actor in ending.actors} == {""}
+
+
+def _placement(cluster: Cluster) -> PlacementMachine:
+    return cluster.manager._placement

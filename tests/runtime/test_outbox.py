@@ -215,6 +215,23 @@ async def test_control_messages_to_nobody_are_dropped() -> None:
         assert peer.came == []
 
 
+async def test_heartbeats_to_nobody_are_not_waited_for() -> None:
+    """They go on being sent while a node leaves, also to a manager that has left before it."""
+    async with pair() as (outbox, peer):
+
+        async def beat() -> None:
+            while True:
+                outbox.post(peer.address, consumed(1), replaces="heartbeat")
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as tasks:
+            beating = tasks.create_task(beat())
+            await asyncio.sleep(0)
+            async with asyncio.timeout(20):
+                await outbox.flushed()
+            beating.cancel()
+
+
 async def test_messages_to_oneself_need_no_ring() -> None:
     """They are handed over on the loop, later: a handler never runs inside of ``post``."""
     async with pair() as (outbox, _):

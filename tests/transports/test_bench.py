@@ -21,12 +21,15 @@ def test_ratios_are_medians_of_paired_rounds() -> None:
         ("other", ROUND_TRIP): [20.0, 200.0, 80.0],
         ("raw-sockets", BANDWIDTH): [2.0, 2.0, 2.0],
         ("other", BANDWIDTH): [1.0, 3.0, 1.0],
+        ("memcpy", BANDWIDTH): [4.0, 4.0, 4.0],
     }
     rows = {(row.backend, row.metric): row for row in rows_of(samples)}
     assert rows["other", "round_trip"].median == 80.0
     assert rows["other", "round_trip"].ratio_to_raw_sockets == 2.0
     assert rows["other", "bandwidth"].ratio_to_raw_sockets == 0.5
     assert rows["raw-sockets", "bandwidth"].ratio_to_raw_sockets == 1.0
+    assert rows["other", "bandwidth"].ratio_to_memcpy == 0.25
+    assert rows["other", "round_trip"].ratio_to_memcpy is None
     assert (rows["other", "bandwidth"].unit, rows["other", "bandwidth"].size_bytes) == ("GB/s", 64 << 20)
 
 
@@ -74,11 +77,15 @@ def test_every_backend_runs(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(capsys.readouterr().out)["rows"]
     measured = set(chosen_backends(None))
     assert {row["backend"] for row in rows} == measured
-    assert len(rows) == len(measured) * len(METRICS)
+    bandwidths = [metric for metric in METRICS if metric.name == "bandwidth"]
+    assert len(rows) == (len(measured) - 1) * len(METRICS) + len(bandwidths), "memcpy has but a bandwidth"
     for row in rows:
-        assert set(row) == {"backend", "metric", "size_bytes", "median", "unit", "ratio_to_raw_sockets"}
+        assert set(row) == {
+            "backend", "metric", "size_bytes", "median", "unit", "ratio_to_raw_sockets", "ratio_to_memcpy"
+        }  # fmt: skip
         assert row["median"] > 0
         assert row["ratio_to_raw_sockets"] > 0
+        assert (row["ratio_to_memcpy"] is None) is (row["metric"] != "bandwidth")
 
 
 def test_far_ends_end_with_their_input() -> None:

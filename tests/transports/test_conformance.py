@@ -30,13 +30,19 @@ def local() -> Setting:
 
 
 def tcp() -> Setting:
-    """A free port of the loopback interface."""
-    return Setting(TcpTransport(), Address.parse("tcp://127.0.0.1:0"))
+    """A free port of the loopback interface, used as another host would use it."""
+    return Setting(TcpTransport(), Address.parse("tcp://127.0.0.1:0?shm=off"))
 
 
 def tcp_with_secret() -> Setting:
     """The same, among members of a cluster."""
-    return Setting(TcpTransport(), Address.parse("tcp://127.0.0.1:0"), Options(secret=b"of this cluster"))
+    return evolve(tcp(), options=Options(secret=b"of this cluster"))
+
+
+def shm() -> Setting:
+    """Payloads go through shared memory: nothing less will do."""
+    address = Address.parse("tcp://127.0.0.1:0?shm=required")
+    return Setting(TcpTransport(), address, Options(secret=b"of this cluster"))
 
 
 def ucx() -> Setting:
@@ -49,7 +55,7 @@ def ucx() -> Setting:
     return Setting(transport, address, Options(secret=b"of this cluster"))
 
 
-MAKERS = [local, tcp, tcp_with_secret, ucx]
+MAKERS = [local, tcp, tcp_with_secret, shm, ucx]
 
 
 class _WithoutExports(ForwardingMemory):

@@ -51,18 +51,21 @@ async def nothing_stays() -> AsyncIterator[None]:
 
 async def test_sessions_come_and_go(setting: Setting) -> None:
     """Closed with writes under way, or orderly: each ends on both sides, its memory is free (fault 65)."""
-    async with nothing_stays(), staged(setting) as stage:
-        async with nothing_stays():
-            for life in range(LIVES):
-                memory = await stage.connect(b"%d" % life)
-                await memory.post(Chain((Write(0, (bytes(1000),)),)))
-                if life % 2:
-                    await memory.flush()
-                await memory.close()
-                await memory.close()
-            del memory
-        await until(lambda: len(stage.diary.lost) == LIVES, "the ends of all sessions")
-        assert stage.diary.lost == list(range(1, LIVES + 1))
+    async with nothing_stays():
+        async with staged(setting) as stage:
+            async with nothing_stays():
+                for life in range(LIVES):
+                    memory = await stage.connect(b"%d" % life)
+                    await memory.post(Chain((Write(0, (bytes(1000),)),)))
+                    if life % 2:
+                        await memory.flush()
+                    await memory.close()
+                    await memory.close()
+                del memory
+            lost = stage.diary.lost
+            await until(lambda: len(lost) == LIVES, "the ends of all sessions")
+            assert lost == list(range(1, LIVES + 1))
+        del stage  # the region's memory is there for as long as the region
 
 
 async def test_transports_come_and_go(setting: Setting) -> None:

@@ -30,7 +30,10 @@ PATIENT = Leniency(lease_seconds=20.0)
 LIMIT_SECONDS = 150.0
 
 
-@pytest.fixture(params=["tcp://127.0.0.1:0", "ucx://127.0.0.1:0?require=shm"])
+PLACES = ["tcp://127.0.0.1:0?shm=off", "tcp://127.0.0.1:0?shm=required", "ucx://127.0.0.1:0?require=shm"]
+
+
+@pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest) -> Address:
     """Where an inbox may be: its senders' writes go through the owner, or past it."""
     address = Address.parse(request.param)

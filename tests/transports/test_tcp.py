@@ -29,7 +29,7 @@ from transports.testing import Setting, until
 from transports.testing.setting import Stage, raised, staged
 
 CERTIFICATES = Path(__file__).with_name("certificates")
-HERE = Address.parse("tcp://127.0.0.1:0")
+HERE = Address.parse("tcp://127.0.0.1:0?shm=off")
 HELLO = frames.hello_frame(Introduction(bytes(32), "check/1", b"stranger"), has_secret=False)
 
 
