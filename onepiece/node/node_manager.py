@@ -153,16 +153,18 @@ class ManagerService:
 
     async def _until_lost(self) -> None:
         """Handle events and deadlines; returns when the leadership is lost."""
-        work = asyncio.ensure_future(self._work())
-        lost = asyncio.ensure_future(self._coordinator.wait_lost())
-        try:
-            done, _ = await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if work in done:
-                work.result()
-        finally:
+        async with asyncio.TaskGroup() as tasks:
+            work = tasks.create_task(self._work_until_refused())
+            lost = tasks.create_task(self._coordinator.wait_lost())
+            await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
             work.cancel()
             lost.cancel()
-            await asyncio.wait({work, lost})
+
+    async def _work_until_refused(self) -> None:
+        try:
+            await self._work()
+        except LeadershipLost as error:
+            get_logger().warning("stepped_down", reason=error.message)
 
     async def _work(self) -> None:
         while True:
