@@ -392,6 +392,22 @@ class PublishedRoutes:
 
 @register
 @frozen
+class WhoLeads:
+    """A node asks a candidate who leads; answered by ``LeaderIs``, if the candidate knows."""
+
+    reply_to: str
+
+
+@register
+@frozen
+class LeaderIs:
+    """A candidate says who leads: what is for the manager goes there. The last word counts."""
+
+    address: str
+
+
+@register
+@frozen
 class RegisterWorkflow:
     """Ask the manager to place a workflow; answered by ``WorkflowRegistered`` with the same ``call``."""
 

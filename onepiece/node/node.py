@@ -25,6 +25,7 @@ from attrs import define, evolve
 
 from onepiece.core.admission import AdmissionRules
 from onepiece.core.inventory import Device, DeviceKind, NodeInfo
+from onepiece.core.leader_search import LeaderSearch
 from onepiece.core.retention import RetentionTable
 from onepiece.errors import ConfigError, OnePieceError
 from onepiece.ids import new_node_name
@@ -36,6 +37,7 @@ from onepiece.node.checkpoint_service import CheckpointService
 from onepiece.node.checkpoint_store import CheckpointStore
 from onepiece.node.control import ControlService
 from onepiece.node.drain import Drain
+from onepiece.node.leadership import opening_coordinator
 from onepiece.node.leftovers import Leftovers
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
@@ -137,7 +139,7 @@ async def open_node(
     async with contextlib.AsyncExitStack() as stack:
         state_dir = stack.enter_context(open_state_directory(options.state_dir))
         listener = await stack.enter_async_context(transport.listen(options.listen, wire))
-        address = advertised(listener.address, options.advertise, options.join)
+        address = advertised(listener.address, options.advertise, *options.join[:1])
         incarnation = next_incarnation(state_dir, _moment(parts))
         info = make_info(options, str(address), incarnation, parts)
         node = await _compose(options, wire, listener, info, state_dir, stop, parts, stack)
@@ -200,8 +202,8 @@ async def _compose(
     wake.target = member.wake
     member.attach(control, host)
     if "manager" in options.roles:
-        coordinator = parts.open_coordinator(state_dir / "manager")
-        manager = await stack.enter_async_context(ManagerService.open(options, outbox, imports, coordinator))
+        opening = opening_coordinator(options, parts, state_dir, env.control_address)
+        manager = await stack.enter_async_context(ManagerService.open(options, env, imports, opening))
         manager.attach(control)
         if proxy is not None:
             proxy.heartbeat_ages = manager.heartbeat_ages
@@ -315,7 +317,7 @@ def _make_member(
 
     return Member(
         info,
-        _manager_address(options, env.control_address),
+        LeaderSearch(_to_join(options, env.control_address)),
         outbox=env.outbox,
         routes=env.routes,
         imports=imports,
@@ -326,6 +328,7 @@ def _make_member(
         on_new_life=on_new_life,
         on_must_stop=stop.order,
         next_incarnation=next_life,
+        rng=env.rng,
     )
 
 
@@ -377,10 +380,8 @@ async def _cancelled_at_exit(
             timer.cancel()
 
 
-def _manager_address(options: NodeOptions, own: str) -> str:
-    if options.join is None:
-        return own
-    return str(options.join.region(CONTROL_REGION))
+def _to_join(options: NodeOptions, own: str) -> tuple[str, ...]:
+    return tuple(str(address.region(CONTROL_REGION)) for address in options.join) or (own,)
 
 
 def _make_proxy(options: NodeOptions, env: Environment, tasks: asyncio.TaskGroup) -> ProxyService | None:

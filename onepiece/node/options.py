@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from onepiece.coordination import EMBEDDED, Coordination, parse_coordination
 from onepiece.core.fair_door import Weights
 from onepiece.errors import ConfigError
 from onepiece.ids import NODE_NAME_CHARACTERS_MAX, is_node_name
@@ -30,7 +31,7 @@ class NodeOptions:
     roles: frozenset[str] = frozenset(ROLES)
     listen: Address = field(factory=lambda: Address("tcp", "127.0.0.1", 0))
     advertise: str | None = None
-    join: Address | None = None
+    join: tuple[Address, ...] = ()
     http: str = "127.0.0.1:0"
     devices: tuple[str, ...] = ()
     workflows: tuple[str, ...] = ()
@@ -59,6 +60,8 @@ class NodeOptions:
     redirect_refused: bool = False
     body_bytes_max: int = 64 * _MIB
     workers: int = 1
+    coordination: Coordination = EMBEDDED
+    leader_seconds: int = 5
     heartbeat_seconds: float = 0.5
     lease_seconds: float = 6.0
     drain_seconds: float = 30.0
@@ -132,6 +135,17 @@ def _address(value: str) -> Address:
         raise ValueError(str(error)) from error
 
 
+def _addresses(value: str) -> tuple[Address, ...]:
+    return tuple(_address(part.strip()) for part in value.split(",") if part.strip())
+
+
+def _leader_seconds(value: str) -> int:
+    number = int(value)
+    if not 2 <= number <= 3600:
+        raise ValueError("it must be between 2 and 3600: etcd gives no shorter lease")
+    return number
+
+
 def _host_port(value: str) -> str:
     host, _, port = value.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
@@ -161,7 +175,7 @@ _ROWS: Final = (
     _Row("roles", "what this node does", _roles, "worker,proxy,store,manager"),
     _Row("listen", "where other nodes reach it; port 0 takes a free one", _address, "ADDRESS"),
     _Row("advertise", "host under which others reach it (where it listens on 0.0.0.0)", _text, "HOST"),
-    _Row("join", "any node of the set that has the role manager", _address, "ADDRESS"),
+    _Row("join", "one or more nodes of the set that have the role manager", _addresses, "ADDRESS,..."),
     _Row("http", "where clients reach its proxy", _host_port, "HOST:PORT"),
     _Row("devices", "devices of its actors (default: every GPU, else cpu:0)", _text, "cpu:0=4GiB", many=True),
     _Row("workflows", "workflows the manager places", _text, "MODULE:NAME", many=True),
@@ -195,6 +209,13 @@ _ROWS: Final = (
     _Row("redirect_refused", "send refused requests on to another set (307)", _flag, "true"),
     _Row("body_bytes_max", "largest HTTP body", _size, "64MiB"),
     _Row("workers", "workers the manager waits for before it places anything", _size, "1"),
+    _Row(
+        "coordination",
+        "who decides which manager leads: embedded (it is the only one), or an etcd",
+        parse_coordination,
+        "etcd://HOST:PORT,...",
+    ),
+    _Row("leader_seconds", "how long a manager leads that etcd does not hear", _leader_seconds, "5"),
     _Row("heartbeat_seconds", "time between two heartbeats", _seconds, "0.5"),
     _Row("lease_seconds", "silence after which a node is declared dead", _seconds, "6"),
     _Row("drain_seconds", "how long SIGTERM waits for running work", _seconds, "30"),
@@ -300,7 +321,7 @@ def _checked(found: dict[str, Any]) -> NodeOptions:
     if secret_file is not None:
         found["secret"] = _read_secret(secret_file)
     options = NodeOptions(**found)
-    if options.join is None and "manager" not in options.roles:
+    if not options.join and "manager" not in options.roles:
         raise ConfigError(
             f"a node with the roles {', '.join(sorted(options.roles))} needs a manager: "
             "name one with --join, or give it the role manager"

@@ -201,7 +201,7 @@ async def test_proxies_share_one_set_and_a_dead_ones_share_is_the_others(tmp_pat
     """What one proxy has seen the other knows; when it leaves, all of the set is the first one's again."""
     async with open_nodes("tests.node.waiting_stages:nap", directory=tmp_path, workers=1) as nodes:
         first = proxy_of(nodes[0])
-        options = NodeOptions(roles=frozenset({"proxy"}), join=Address.parse(nodes[0].address))
+        options = NodeOptions(roles=frozenset({"proxy"}), join=(Address.parse(nodes[0].address),))
         async with open_node(options, StopSignal()) as second_node:
             second = proxy_of(second_node)
             await until(lambda: second.readiness().ready and first.admission()["proxies"] == 2)
