@@ -123,6 +123,19 @@ CHECKPOINT_LINGER_SECONDS: Final = 60.0
 FOLLOWERS_PER_REQUEST_MAX: Final = 64
 """Clients that follow one request's events at once."""
 
+# Admission: who may submit what, and how many of them are told apart.
+TENANT_CHARACTERS_MAX: Final = 128
+SIZE_CLASS_CHARACTERS_MAX: Final = 64
+SIZE_CLASSES_MAX: Final = 64
+"""Size classes of one stage whose times are told apart; the others share one."""
+FLOWS_MAX: Final = 1024
+"""Workflows, tenants of one, and so on, that the door tells apart; the others share one."""
+PRIORITY_MAX: Final = 2
+"""Priorities go from minus this to plus this."""
+OTHER_SETS_MAX: Final = 16
+WEIGHT_MIN: Final = 0.01
+WEIGHT_MAX: Final = 100.0
+
 # Stages in a helper process.
 ISOLATED_PACKET_BYTES_MAX: Final = 128 * KIB
 """Larger messages lie in shared memory of their own, and only its descriptor is sent."""

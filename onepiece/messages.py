@@ -12,6 +12,7 @@ it goes to an actor's inbox or to the ring of a result store.
       |<---StageReports, RequestErrored-------+-----------------------------------+
       |<---ResultStored-------- store <---ResultInput-----------------------------+
       +----StopRequest--------> every node that may hold work of the request
+    proxy --ProxyLoad--> every other proxy
     node --Heartbeat--> manager --Assign, Unassign, PublishedRoutes, Expel--> node
 """
 
@@ -23,11 +24,13 @@ from attrs import field, frozen
 
 from onepiece.codec import register
 from onepiece.core.actors import Assign, Unassign
+from onepiece.core.admission import ProxyLoad
 from onepiece.core.inventory import ActorReport, NodeInfo
 from onepiece.core.membership import Expel
 from onepiece.core.placement_view import PlacementView
 from onepiece.core.routing import RouteEpoch, RouteTable
 from onepiece.errors import CodecError
+from onepiece.requests import Terms
 from transports import Bytes
 
 CONTROL_REGION: Final = "control"
@@ -74,6 +77,7 @@ class StageInput:
     trail: Trail = field(factory=dict)
     retained_by: str | None = None
     """Control address of the node that retains this message until it hears ``Consumed``."""
+    terms: Terms = field(factory=Terms)
 
 
 _ATTEMPT: Final = Struct("<Q")
@@ -409,6 +413,22 @@ class PublishedRoutes:
 
 @register
 @frozen
+class WhoLeads:
+    """A node asks a candidate who leads; answered by ``LeaderIs``, if the candidate knows."""
+
+    reply_to: str
+
+
+@register
+@frozen
+class LeaderIs:
+    """A candidate says who leads: what is for the manager goes there. The last word counts."""
+
+    address: str
+
+
+@register
+@frozen
 class RegisterWorkflow:
     """Ask the manager to place a workflow; answered by ``WorkflowRegistered`` with the same ``call``."""
 
@@ -426,5 +446,5 @@ class WorkflowRegistered:
     error: Mapping[str, Any] | None = None
 
 
-for _wire_class in (Assign, Unassign, Expel):
+for _wire_class in (Assign, Unassign, Expel, ProxyLoad):
     register(_wire_class)

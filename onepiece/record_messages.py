@@ -18,6 +18,7 @@ from typing import Any
 from attrs import field, frozen
 
 from onepiece.codec import register
+from onepiece.requests import Terms
 
 
 @register
@@ -41,6 +42,7 @@ class RequestRecord:
     joins: Mapping[str, int] = field(factory=dict)
     """The actor chosen for each graph node with several sources, as in ``StageInput``. Kept beside the
     inputs: what is retained of the request names them, so that every later owner must, too."""
+    terms: Terms = field(factory=Terms)
 
 
 @register

@@ -48,6 +48,19 @@ class EventKind(enum.Enum):
 
 
 @frozen
+class Terms:
+    """What its submitter says of a request, beside its inputs and its deadline.
+
+    ``tenant``: on whose behalf; "" is one of them. ``priority``: from -2 to 2. ``size_class``: which
+    requests take about as long as this one ("480p"), for forecasts and the order in which stages work.
+    """
+
+    tenant: str = ""
+    priority: int = 0
+    size_class: str = ""
+
+
+@frozen
 class RequestEvent:
     """One thing that happened; ``at`` is wall-clock seconds since the epoch at its origin."""
 

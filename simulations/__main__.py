@@ -8,6 +8,7 @@ from typing import Final
 from attrs import frozen
 
 from simulations import (
+    admission_command,
     capacity_command,
     cluster_command,
     explore_command,
@@ -28,6 +29,12 @@ class Command:
 
 
 COMMANDS: Final = {
+    "admission": Command(
+        admission_command.HELP,
+        admission_command.__doc__,
+        admission_command.add_arguments,
+        admission_command.run_command,
+    ),
     "capacity": Command(
         capacity_command.HELP, capacity_command.__doc__, capacity_command.add_arguments, capacity_command.run
     ),

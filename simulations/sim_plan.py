@@ -85,7 +85,7 @@ class Plan:
         return NodeOptions(
             roles=frozenset(roles),
             listen=Address("sim", name),
-            join=Address("sim", "n0") if number else None,
+            join=(Address("sim", "n0"),) if number else (),
             http=f"{name}:80",
             devices=("cpu:0=4GiB",),
             workflows=() if number else (LINE, DIAMOND),

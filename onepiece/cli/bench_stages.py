@@ -4,12 +4,15 @@ Each isolation has three stages, so that three processes get one each, and two w
 them once, the other ``LAPS`` times, so that what a further hop costs is the difference.
 """
 
+import asyncio
 from typing import Final
 
 from onepiece import StageContext, at_most_once, stage, workflow
 
 __all__ = [
+    "DOZE_SECONDS",
     "LAPS",
+    "through_dozes",
     "through_loop",
     "through_loop_at_most_once",
     "through_loop_laps",
@@ -18,6 +21,7 @@ __all__ = [
 ]
 
 LAPS: Final = 3
+DOZE_SECONDS: Final = (1.0, 5.0, 1.0)
 
 
 @stage(isolation="loop")
@@ -88,3 +92,30 @@ def through_threads_laps(payload: bytes) -> bytes:
     for _ in range(LAPS):
         payload = thread_third(thread_second(thread_first(payload)))
     return payload
+
+
+@stage(isolation="loop", concurrency=2)
+async def doze_first(ctx: StageContext[None], payload: bytes) -> bytes:
+    """Wait as for a device, two at once: two a second."""
+    await asyncio.sleep(DOZE_SECONDS[0])
+    return payload
+
+
+@stage(isolation="loop", concurrency=10)
+async def doze_second(ctx: StageContext[None], payload: bytes) -> bytes:
+    """The same for five times as long, and ten at once."""
+    await asyncio.sleep(DOZE_SECONDS[1])
+    return payload
+
+
+@stage(isolation="loop", concurrency=2)
+async def doze_third(ctx: StageContext[None], payload: bytes) -> bytes:
+    """As the first one."""
+    await asyncio.sleep(DOZE_SECONDS[2])
+    return payload
+
+
+@workflow
+def through_dozes(payload: bytes) -> bytes:
+    """Three stages that can do two requests a second, for ``onepiece bench admission``."""
+    return doze_third(doze_second(doze_first(payload)))

@@ -25,6 +25,7 @@ BENCHES: Final = {
     "hop": "onepiece.cli.bench_hop",
     "memory": "onepiece.cli.bench_memory",
     "delivery": "onepiece.cli.bench_delivery",
+    "admission": "onepiece.cli.bench_admission",
     "moves": "onepiece.cli.bench_moves",
 }
 
@@ -122,6 +123,16 @@ def _add_submit(commands: Any) -> None:
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="fail the request after this long")
     parser.add_argument("--key", help="the same key again gives the same request (idempotency)")
     parser.add_argument(
+        "--priority",
+        type=int,
+        default=0,
+        metavar="N",
+        help="from -2 to 2; where the set is full (default: 0)",
+    )
+    parser.add_argument(
+        "--size-class", default="", metavar="NAME", help="which requests take about as long as this one"
+    )
+    parser.add_argument(
         "--no-wait", action="store_true", help="print the UID and leave; see `onepiece result UID`"
     )
     _add_output(parser)
@@ -181,6 +192,9 @@ def _add_lists(commands: Any) -> None:
         parser = commands.add_parser(verb, help=about)
         _add_common(parser, "print a JSON array")
         parser.set_defaults(run=_remote(verb))
+    parser = commands.add_parser("admission", help="show what the proxy lets in and refuses, and why")
+    _add_common(parser, "print one JSON object")
+    parser.set_defaults(run=_remote("admission"))
 
 
 def _add_drain(commands: Any) -> None:

@@ -47,7 +47,14 @@ async def submit(client: Client, arguments: Arguments) -> int:
     if not arguments.no_wait:
         _check_output(arguments.output)
     values = await anyio.to_thread.run_sync(inputs.read_inputs, workflow, arguments.input)
-    handle = await client.submit(workflow.name, values, timeout=arguments.timeout, key=arguments.key)
+    handle = await client.submit(
+        workflow.name,
+        values,
+        timeout=arguments.timeout,
+        key=arguments.key,
+        priority=arguments.priority,
+        size_class=arguments.size_class,
+    )
     if arguments.no_wait:
         print(_json(status_to_plain(await handle.status())) if arguments.json else handle.uid)
         return exits.OK
@@ -124,6 +131,36 @@ async def placement(client: Client, arguments: Arguments) -> int:
     found = await client.placement()
     print(_json(found) if arguments.json else placement_text(found))
     return exits.OK
+
+
+async def admission(client: Client, arguments: Arguments) -> int:
+    """Show what the proxy lets in, and how often it refused and why."""
+    found = await client.admission()
+    if arguments.json:
+        print(_json(found))
+        return exits.OK
+    counts = "  ".join(f"{name} {count}" for name, count in found["counts"].items())
+    print(f"in flight {found['in_flight']} of {found['in_flight_max']}; since the start: {counts}")
+    print(
+        f"share of the set {found['share']:.0%}, one of {found['proxies']} proxies, "
+        f"asked for {found['demand']:.0%} of the set"
+    )
+    head = ["WORKFLOW", "IN FLIGHT", "UNLOADED", "WAIT NOW", "AT MOST"]
+    print(columns(head, [_admission_row(name, each) for name, each in found["workflows"].items()]))
+    return exits.OK
+
+
+def _admission_row(name: str, found: Mapping[str, Any]) -> list[str]:
+    unloaded, wait, rate = (
+        found[key] for key in ("unloaded_seconds", "wait_seconds", "requests_per_second_max")
+    )
+    return [
+        name,
+        str(found["in_flight"]),
+        "-" if unloaded is None else seconds_text(unloaded),
+        "-" if wait is None else seconds_text(wait),
+        "-" if rate is None else f"{rate:.3g}/s",
+    ]
 
 
 async def drain(client: Client, arguments: Arguments) -> int:

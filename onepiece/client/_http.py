@@ -47,6 +47,10 @@ class ClientOptions:
     """How long a request may be nobody's, behind the death of its owner, before a call about it fails."""
     result_bytes_max: int = 4 << 30
     """The largest result that is read into memory; ``save`` has no such bound."""
+    tenant: str = ""
+    """On whose behalf requests are submitted; a full set is shared fairly between tenants."""
+    tries_other_sets: bool = True
+    """Whether a request that a set refuses as too much is submitted to the other sets that it names."""
     tls_authority: str | None = None
     """A PEM file of the authority that signed the proxy's certificate; the system's if not given."""
 
@@ -80,6 +84,10 @@ class ProxyConnection:
     def url(self) -> str:
         """The proxy that calls go to now."""
         return self.urls[self._current]
+
+    def of_other_set(self, url: str) -> "ProxyConnection":
+        """Calls to the proxy of another set, over the same pool; raises ``ConfigError``."""
+        return ProxyConnection((_checked(url),), self.options, self._http)
 
     def turn_from(self, url: object) -> None:
         """Let another proxy have its turn, unless that has happened since this one failed."""

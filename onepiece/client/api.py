@@ -17,13 +17,19 @@ from attrs import field, frozen
 from onepiece._bounded import shown, text_of
 from onepiece.errors import InvalidInput
 from onepiece.graph import Kind, Parameter, TypeSpec, WorkflowGraph
-from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus
+from onepiece.limits import PRIORITY_MAX, SIZE_CLASS_CHARACTERS_MAX, TENANT_CHARACTERS_MAX
+from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus, Terms
 
 JSON_CONTENT_TYPE: Final = "application/json"
 BYTES_CONTENT_TYPE: Final = "application/octet-stream"
 EVENTS_CONTENT_TYPE: Final = "text/event-stream"
 MULTIPART_CONTENT_TYPE: Final = "multipart/form-data"
 KEY_HEADER: Final = "Idempotency-Key"
+TENANT_HEADER: Final = "OnePiece-Tenant"
+PRIORITY_HEADER: Final = "OnePiece-Priority"
+SIZE_CLASS_HEADER: Final = "OnePiece-Size-Class"
+REDIRECT_PARAMETER: Final = "redirect"
+"""``redirect=0``: a refused request is told so, and not sent on to another set."""
 KEY_CHARACTERS_MAX: Final = 256
 KEY_FORM: Final = f"give 1 to {KEY_CHARACTERS_MAX} printable ASCII characters"
 BASE64_KEY: Final = "$base64"
@@ -34,6 +40,25 @@ REQUEST_PART: Final = "request"
 def is_key(text: str) -> bool:
     """Whether it can be an idempotency key: a header can hold it."""
     return text.isascii() and text.isprintable() and 0 < len(text) <= KEY_CHARACTERS_MAX
+
+
+def terms_of(tenant: Any, priority: Any, size_class: Any) -> Terms:
+    """What a submitter says of a request; ``InvalidInput`` names what cannot be."""
+    for name, text, bound in (
+        ("tenant", tenant, TENANT_CHARACTERS_MAX),
+        ("size_class", size_class, SIZE_CLASS_CHARACTERS_MAX),
+    ):
+        if not (isinstance(text, str) and text.isascii() and (text.isprintable() and len(text) <= bound)):
+            raise InvalidInput(
+                f"the {name} is {str(text)[:40]!r}: give up to {bound} printable ASCII characters", field=name
+            )
+    if not isinstance(priority, int) or not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
+        raise InvalidInput(
+            f"the priority is {str(priority)[:40]!r}: give a whole number from -{PRIORITY_MAX} to "
+            f"{PRIORITY_MAX}",
+            field="priority",
+        )
+    return Terms(tenant, priority, size_class)
 
 
 def to_plain(value: Any, other: Callable[[Any], Any] | None = None) -> Any:

@@ -53,7 +53,14 @@ class BlockingClient:
 
     @overload
     def submit(
-        self, call: WorkflowCall[Output], /, *, timeout: float | None = ..., key: str | None = ...
+        self,
+        call: WorkflowCall[Output],
+        /,
+        *,
+        timeout: float | None = ...,
+        key: str | None = ...,
+        priority: int = ...,
+        size_class: str = ...,
     ) -> "BlockingRequestHandle[Output]": ...
 
     @overload
@@ -65,6 +72,8 @@ class BlockingClient:
         *,
         timeout: float | None = ...,
         key: str | None = ...,
+        priority: int = ...,
+        size_class: str = ...,
     ) -> "BlockingRequestHandle[Any]": ...
 
     def submit(
@@ -75,13 +84,19 @@ class BlockingClient:
         *,
         timeout: float | None = None,
         key: str | None = None,
+        priority: int = 0,
+        size_class: str = "",
     ) -> "BlockingRequestHandle[Any]":
         """See ``Client.submit``."""
 
         async def submit() -> RequestHandle[Any]:
             if isinstance(call, str):
-                return await self._client.submit(call, inputs, timeout=timeout, key=key)
-            return await self._client.submit(call, timeout=timeout, key=key)
+                return await self._client.submit(
+                    call, inputs, timeout=timeout, key=key, priority=priority, size_class=size_class
+                )
+            return await self._client.submit(
+                call, timeout=timeout, key=key, priority=priority, size_class=size_class
+            )
 
         return BlockingRequestHandle(_call(self._portal, submit), self._portal)
 
@@ -111,6 +126,10 @@ class BlockingClient:
         """See ``Client.placement``."""
         return _call(self._portal, self._client.placement)
 
+    def admission(self) -> Mapping[str, Any]:
+        """See ``Client.admission``."""
+        return _call(self._portal, self._client.admission)
+
     def drain(self, node: str) -> NodeInfo:
         """See ``Client.drain``."""
         return _call(self._portal, lambda: self._client.drain(node))
@@ -135,6 +154,11 @@ class BlockingRequestHandle(Generic[Output]):
     def uid(self) -> str:
         """The request's UID."""
         return self._handle.uid
+
+    @property
+    def url(self) -> str:
+        """See ``RequestHandle.url``."""
+        return self._handle.url
 
     def status(self) -> RequestStatus:
         """See ``RequestHandle.status``."""

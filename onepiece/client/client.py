@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, overload
 from urllib.parse import quote
 
@@ -13,17 +13,30 @@ from onepiece.client._http import Body, ClientOptions, ProxyConnection, pause
 from onepiece.client.api import (
     KEY_FORM,
     KEY_HEADER,
+    PRIORITY_HEADER,
+    REDIRECT_PARAMETER,
+    SIZE_CLASS_HEADER,
+    TENANT_HEADER,
     NodeInfo,
     WorkflowInfo,
     is_key,
     node_from_plain,
     status_from_plain,
+    terms_of,
     workflow_from_plain,
 )
 from onepiece.client.handle import RequestHandle
 from onepiece.codec import VALUE_CONTENT_TYPE, Packed, pack
-from onepiece.errors import CodecError, InvalidInput, NodeUnreachable, NotReady, Overloaded
+from onepiece.errors import (
+    CodecError,
+    InvalidInput,
+    NodeUnreachable,
+    NotReady,
+    Overloaded,
+    UnknownWorkflow,
+)
 from onepiece.graph import TypeSpec
+from onepiece.limits import OTHER_SETS_MAX
 from onepiece.requests import RequestStatus
 from onepiece.workflow import Workflow, WorkflowCall
 
@@ -59,7 +72,8 @@ class Client:
     """A client of one set; made by ``connect``. Its methods may be called concurrently.
 
     Every call that finds nobody is repeated a few times with growing pauses, at each proxy; all of them
-    are safe to repeat. A rejection (``Overloaded``, ``NotReady``) by every proxy is told at once and
+    are safe to repeat. A request that every proxy refuses as ``Overloaded`` is submitted to the other sets
+    that they name. A rejection (``Overloaded``, ``NotReady``) by all of them is told at once and
     never repeated by itself: ``fields["retry_after_seconds"]`` says when it makes sense to.
     """
 
@@ -72,7 +86,14 @@ class Client:
 
     @overload
     async def submit(
-        self, call: WorkflowCall[Output], /, *, timeout: float | None = ..., key: str | None = ...
+        self,
+        call: WorkflowCall[Output],
+        /,
+        *,
+        timeout: float | None = ...,
+        key: str | None = ...,
+        priority: int = ...,
+        size_class: str = ...,
     ) -> RequestHandle[Output]: ...
 
     @overload
@@ -84,6 +105,8 @@ class Client:
         *,
         timeout: float | None = ...,
         key: str | None = ...,
+        priority: int = ...,
+        size_class: str = ...,
     ) -> RequestHandle[Any]: ...
 
     async def submit(
@@ -94,6 +117,8 @@ class Client:
         *,
         timeout: float | None = None,
         key: str | None = None,
+        priority: int = 0,
+        size_class: str = "",
     ) -> RequestHandle[Any]:
         """Submit a request; it is accepted when this returns.
 
@@ -105,6 +130,10 @@ class Client:
             key: Names the request for its submitter: the same key again gives the same request, from
                 this process or any other. One is made if none is given, so that a reply that got
                 lost never makes a second request.
+            priority: From -2 to 2; where the set is full, each level gets more than the one below, and
+                stages begin earlier with it.
+            size_class: Which requests take about as long as this one ("480p"): forecasts tell them apart,
+                and a stage does not let short ones wait behind long ones.
 
         Raises:
             Rejected: ``UnknownWorkflow``, ``InvalidInput`` (the field is named: it is of the wrong type,
@@ -122,16 +151,40 @@ class Client:
         else:
             workflow = call
         packed = _packed(inputs or {})
-        query = {"workflow": workflow}
+        terms = terms_of(self._connection.options.tenant, priority, size_class)
+        query = {"workflow": workflow, REDIRECT_PARAMETER: "0"}  # it turns to other sets by itself
         if timeout is not None:
             query["timeout_seconds"] = _seconds(timeout)
         headers = {
             KEY_HEADER: secrets.token_urlsafe(18) if key is None else _checked_key(key),
             "Content-Type": VALUE_CONTENT_TYPE,
             "Content-Length": str(packed.length),
+            TENANT_HEADER: terms.tenant,
+            PRIORITY_HEADER: str(terms.priority),
+            SIZE_CLASS_HEADER: terms.size_class,
         }
-        answer = await self._post(query, headers, _body(packed))
-        return RequestHandle(status_from_plain(answer).uid, self._connection, returns)
+        body = _body(packed)
+        try:
+            answer, connection = await self._post(query, headers, body), self._connection
+        except Overloaded as refusal:
+            answer, connection = await self._post_elsewhere(refusal, query, headers, body)
+        return RequestHandle(status_from_plain(answer).uid, connection, returns)
+
+    async def _post_elsewhere(
+        self, refusal: Overloaded, query: Mapping[str, str], headers: Mapping[str, str], body: Body
+    ) -> tuple[Any, ProxyConnection]:
+        """Submit at another set that a refusal names; raises the first one's refusal if none takes it."""
+        urls = refusal.fields.get("elsewhere")
+        if not self._connection.options.tries_other_sets or not isinstance(urls, list):
+            raise refusal
+        for url in urls[:OTHER_SETS_MAX]:
+            connection = self._connection.of_other_set(str(url))
+            with suppress(NotReady, Overloaded, NodeUnreachable, UnknownWorkflow):
+                path = "/v1/requests"
+                return await connection.call(
+                    "POST", path, query=query, headers=headers, body=body
+                ), connection
+        raise refusal
 
     async def _post(self, query: Mapping[str, str], headers: Mapping[str, str], body: Body) -> Any:
         """Submit at a proxy that takes it; the key keeps it one request, whoever else took it."""
@@ -202,6 +255,15 @@ class Client:
         """
         answer: Mapping[str, Any] = await self._connection.call("GET", "/v1/placement")
         return answer
+
+    async def admission(self) -> Mapping[str, Any]:
+        """What the proxy that answers lets in, and how often it refused and why; see the HTTP reference.
+
+        Raises:
+            NodeUnreachable: Nobody answers.
+        """
+        found: Mapping[str, Any] = await self._connection.call("GET", "/v1/admission")
+        return found
 
     async def drain(self, node: str) -> NodeInfo:
         """Have a node take no new work; it finishes what it holds, and is ``drained`` when nothing is left.

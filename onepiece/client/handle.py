@@ -54,6 +54,11 @@ class RequestHandle(Generic[Output]):
     _has_ended: bool = field(default=False, init=False, repr=False)
     """The final event was seen; waiting is over for good."""
 
+    @property
+    def url(self) -> str:
+        """The URL of the proxy that calls go to now; of another set, if the one that was asked was full."""
+        return self._connection.url
+
     async def status(self) -> RequestStatus:
         """The request's record.
 

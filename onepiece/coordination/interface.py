@@ -14,12 +14,21 @@ longer leads.
 """
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from onepiece.core.manager import ManagerState
 
 
 class Coordinator(ABC):
     """One candidate's view of who leads."""
+
+    has_rivals: ClassVar[bool] = False
+    """Whether another process may lead, or come to lead."""
+
+    @property
+    def leader(self) -> str | None:
+        """The control address of the other candidate that was last seen to lead; None: none is known."""
+        return None
 
     @abstractmethod
     async def lead(self) -> ManagerState:
@@ -41,7 +50,7 @@ class Coordinator(ABC):
 
         Raises:
             LeadershipLost: This manager does not lead; nothing was stored.
-            StoreFull: The disk took no more; what was stored before is intact.
+            StoreFull: What keeps the state took no more; what was stored before is intact.
         """
 
     @abstractmethod

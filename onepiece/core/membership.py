@@ -111,7 +111,7 @@ class MembershipConfig:
     suspect_seconds: float = 2.0
     lease_seconds: float = 5.0
     stall_seconds: float = 1.0
-    nodes_max: int = 512
+    nodes_max: int = 1024
 
     def __attrs_post_init__(self) -> None:
         assert 0 < 2 * self.heartbeat_seconds <= self.suspect_seconds, "one lost heartbeat is no reason"

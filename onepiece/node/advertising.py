@@ -17,7 +17,7 @@ _WILDCARDS: Final = {"0.0.0.0": "192.0.2.1", "::": "2001:db8::1"}  # noqa: S104 
 """Host -> an address far away (of those reserved for documentation) whose route is the default one."""
 
 
-def advertised(bound: Address, advertise: str | None, join: Address | None) -> Address:
+def advertised(bound: Address, advertise: str | None, join: Address | None = None) -> Address:
     """The address that other nodes are told, for one that was bound."""
     if advertise is not None:
         return evolve(bound, host=advertise)

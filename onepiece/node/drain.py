@@ -75,7 +75,7 @@ class Drain:
 
     async def finish(self) -> None:
         """Drain for good: take no new work, and return when nothing is held any more."""
-        self._is_stopping = True
+        self._is_stopping = self._member.is_stopping = True
         self.begin()
         if self._proxy is not None:
             await self._proxy.owner.settled()

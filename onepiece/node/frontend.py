@@ -7,7 +7,7 @@ from attrs import frozen
 
 from onepiece.core.placement_view import PlacementView
 from onepiece.graph import WorkflowGraph
-from onepiece.requests import RequestEvent, RequestStatus
+from onepiece.requests import RequestEvent, RequestStatus, Terms
 
 
 @frozen
@@ -76,16 +76,44 @@ class Frontend(Protocol):
         """What the manager wants to run where; raises ``NodeUnreachable`` if it does not answer."""
         ...
 
-    def check_admission(self, workflow: str, body_bytes: int | None) -> None:
-        """Raise ``Rejected`` before the body is read (unknown workflow, not ready, overloaded)."""
+    def admission(self) -> Mapping[str, Any]:
+        """What the door lets in and why it refuses, for JSON."""
+        ...
+
+    def take_place(
+        self,
+        workflow: str,
+        body_bytes: int | None,
+        *,
+        timeout_seconds: float | None,
+        key: str | None,
+        terms: Terms,
+    ) -> str | None:
+        """Take a place for a request before its body is read; None if it needs none: its key is known.
+
+        Raises ``Rejected`` (unknown workflow, not ready, overloaded). The place is for ``submit``, or to be
+        left.
+        """
+        ...
+
+    def leave_place(self, place: str | None) -> None:
+        """Nothing comes of the request; no error if the place is taken no more."""
         ...
 
     async def submit(
-        self, workflow: str, inputs: Mapping[str, Any], *, timeout_seconds: float | None, key: str | None
+        self,
+        workflow: str,
+        inputs: Mapping[str, Any],
+        *,
+        timeout_seconds: float | None,
+        key: str | None,
+        terms: Terms | None = None,
+        place: str | None = None,
     ) -> RequestStatus:
         """Accept a request; the same ``key`` again gives the first one's status.
 
-        ``inputs`` are Python values that already passed ``onepiece.graph.check_inputs``.
+        ``inputs`` are Python values that already passed ``onepiece.graph.check_inputs``. ``place`` is what
+        ``take_place`` gave, and is the request's, or left, from here on; without one it is asked for now.
         """
         ...
 

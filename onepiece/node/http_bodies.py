@@ -29,11 +29,16 @@ from onepiece.client.api import (
     KEY_FORM,
     KEY_HEADER,
     MULTIPART_CONTENT_TYPE,
+    PRIORITY_HEADER,
+    REDIRECT_PARAMETER,
     REQUEST_PART,
+    SIZE_CLASS_HEADER,
+    TENANT_HEADER,
     describe_input,
     from_plain,
     is_key,
     strict_json,
+    terms_of,
     value_from_text,
 )
 from onepiece.codec import VALUE_CONTENT_TYPE, CodecError, materialise, unpack
@@ -42,6 +47,7 @@ from onepiece.graph import Kind, WorkflowGraph, check_inputs
 from onepiece.node.frontend import Frontend
 from onepiece.node.http_multipart import FormReader, Part
 from onepiece.node.http_options import BodyBudget, ProxyOptions
+from onepiece.requests import Terms
 
 OFF_LOOP_BYTES: Final = 256 << 10
 """Larger bodies are parsed in a thread, so that other requests need not wait for it."""
@@ -57,6 +63,9 @@ class Submission:
     inputs: Mapping[str, Any] = field(repr=False)
     timeout_seconds: float | None
     key: str | None
+    terms: Terms
+    place: str | None
+    """What was taken for it before its body was read, if its workflow was known by then."""
 
 
 @frozen
@@ -66,6 +75,29 @@ class _Wanted:
     workflow: str | None = None
     timeout_seconds: float | None = None
     key: str | None = None
+    terms: Terms = field(factory=Terms)
+
+
+@define
+class _Place:
+    """A place that is left again, unless the request comes to the node."""
+
+    frontend: Frontend
+    taken: str | None = None
+    is_asked: bool = False
+
+    def ask(self, wanted: _Wanted, length: int | None) -> None:
+        """Take a place, once; raises why there is none."""
+        if wanted.workflow is None or self.is_asked:
+            return
+        self.is_asked = True
+        self.taken = self.frontend.take_place(
+            wanted.workflow,
+            length,
+            timeout_seconds=wanted.timeout_seconds,
+            key=wanted.key,
+            terms=wanted.terms,
+        )
 
 
 @define
@@ -91,16 +123,25 @@ class SubmissionReader:
                 f"the body has {length} bytes, and may have {bound} as {kind}" + _other_forms(kind),
                 bound=bound,
             )
-        if wanted.workflow is not None:
-            self.frontend.check_admission(wanted.workflow, length)
-        with self.budget.take(bound if length is None else length):
-            try:
-                with anyio.fail_after(self.options.body_timeout_seconds):
-                    return await self._read_as(kind, request, wanted, length, bound)
-            except TimeoutError:
-                raise InvalidInput(
-                    f"the body did not arrive within {self.options.body_timeout_seconds} seconds"
-                ) from None
+        place = _Place(self.frontend)
+        try:
+            place.ask(wanted, length)
+            with self.budget.take(bound if length is None else length):
+                return await self._read_in_time(kind, request, wanted, place, length, bound)
+        except BaseException:
+            self.frontend.leave_place(place.taken)
+            raise
+
+    async def _read_in_time(
+        self, kind: str, request: Request, wanted: _Wanted, place: _Place, length: int | None, bound: int
+    ) -> Submission:
+        try:
+            with anyio.fail_after(self.options.body_timeout_seconds):
+                return await self._read_as(kind, request, wanted, place, length, bound)
+        except TimeoutError:
+            raise InvalidInput(
+                f"the body did not arrive within {self.options.body_timeout_seconds} seconds"
+            ) from None
 
     def _kind(self, request: Request) -> tuple[str, int]:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -117,29 +158,33 @@ class SubmissionReader:
         return kind, bounds[kind]
 
     async def _read_as(
-        self, kind: str, request: Request, wanted: _Wanted, length: int | None, bound: int
+        self, kind: str, request: Request, wanted: _Wanted, place: _Place, length: int | None, bound: int
     ) -> Submission:
         pieces = _bounded(request, bound)
         if kind == MULTIPART_CONTENT_TYPE:
-            return await self._read_form(request, pieces, wanted, length)
+            return await self._read_form(request, pieces, wanted, place, length)
         body = bytearray()
         async for piece in pieces:
             body += piece
         if kind == VALUE_CONTENT_TYPE:
-            return await self._submission(wanted, _packed_inputs, body)
+            return await self._submission(wanted, place, _packed_inputs, body)
         found, inputs = await _parse(_request_of, body, wanted)
-        return await self._submission(found, _plain_inputs, inputs, size=len(body))
+        return await self._submission(found, place, _plain_inputs, inputs, size=len(body))
 
     async def _read_form(
-        self, request: Request, pieces: AsyncIterator[bytes], wanted: _Wanted, length: int | None
+        self,
+        request: Request,
+        pieces: AsyncIterator[bytes],
+        wanted: _Wanted,
+        place: _Place,
+        length: int | None,
     ) -> Submission:
         announced: list[tuple[_Wanted, Mapping[str, Any]]] = []
 
         def on_request(data: bytearray) -> None:
             found, inputs = _request_of(data, wanted)
             announced.append((found, inputs))
-            if wanted.workflow is None and found.workflow is not None:
-                self.frontend.check_admission(found.workflow, length)
+            place.ask(found, length)
 
         json_bytes_max = min(self.options.json_bytes_max, OFF_LOOP_BYTES)
         form = FormReader(request.headers["content-type"], json_bytes_max, on_request)
@@ -147,28 +192,33 @@ class SubmissionReader:
             form.feed(piece)
         parts = {name: part for name, part in form.finish().items() if name != REQUEST_PART}
         found, inputs = announced[0] if announced else (wanted, {})
-        return await self._submission(found, _form_inputs, inputs, parts)
+        return await self._submission(found, place, _form_inputs, inputs, parts)
 
     async def _submission(
-        self, wanted: _Wanted, read_inputs: Callable[..., Mapping[str, Any]], *raw: Any, size: int = 0
+        self,
+        wanted: _Wanted,
+        place: _Place,
+        read_inputs: Callable[..., Mapping[str, Any]],
+        *raw: Any,
+        size: int = 0,
     ) -> Submission:
-        graph = self._graph(wanted.workflow)
+        graph = self._graph(wanted, place)
 
         def checked(data: Any, *more: Any) -> dict[str, Any]:
             return check_inputs(graph, read_inputs(graph, data, *more))
 
         inputs = await _parse(checked, *raw, size=size)
-        return Submission(graph.name, inputs, wanted.timeout_seconds, wanted.key)
+        return Submission(graph.name, inputs, wanted.timeout_seconds, wanted.key, wanted.terms, place.taken)
 
-    def _graph(self, workflow: str | None) -> WorkflowGraph:
-        known = self.frontend.workflows()
+    def _graph(self, wanted: _Wanted, place: _Place) -> WorkflowGraph:
+        known, workflow = self.frontend.workflows(), wanted.workflow
         if workflow is None:
             raise InvalidInput(
                 "the field 'workflow' is missing: name one of " + (", ".join(sorted(known)) or "none"),
                 field="workflow",
             )
         if workflow not in known:
-            self.frontend.check_admission(workflow, None)  # may know more of why
+            place.ask(wanted, None)  # the node may know more of why
             raise UnknownWorkflow(
                 f"no workflow {workflow[:100]!r} is registered; there are: "
                 + (", ".join(sorted(known)) or "none"),
@@ -208,7 +258,7 @@ def _other_forms(kind: str) -> str:
 
 
 def _from_url(request: Request) -> _Wanted:
-    known = {"workflow", "timeout_seconds"}
+    known = {"workflow", "timeout_seconds", REDIRECT_PARAMETER}
     unknown = set(request.query_params) - known
     if unknown:
         raise InvalidInput(
@@ -219,7 +269,16 @@ def _from_url(request: Request) -> _Wanted:
     if timeout is not None:
         with suppress(ValueError):  # the check names the field and the text
             timeout = float(timeout)
-    return _checked(request.query_params.get("workflow"), timeout, request.headers.get(KEY_HEADER))
+    wanted = _checked(request.query_params.get("workflow"), timeout, request.headers.get(KEY_HEADER))
+    return evolve(wanted, terms=_terms(request))
+
+
+def _terms(request: Request) -> Terms:
+    priority: Any = request.headers.get(PRIORITY_HEADER, "0")
+    with suppress(ValueError):  # the check names the field and the text
+        priority = int(priority)
+    tenant, size_class = request.headers.get(TENANT_HEADER, ""), request.headers.get(SIZE_CLASS_HEADER, "")
+    return terms_of(tenant, priority, size_class)
 
 
 def _request_of(data: bytes | bytearray, wanted: _Wanted) -> tuple[_Wanted, Mapping[str, Any]]:

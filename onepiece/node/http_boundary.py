@@ -11,6 +11,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
+from urllib.parse import parse_qs
 
 import anyio
 from attrs import define, field
@@ -19,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from onepiece.client.api import to_plain
+from onepiece.client.api import REDIRECT_PARAMETER, to_plain
 from onepiece.errors import NotReady, OnePieceError, Overloaded, OwnedElsewhere
 from onepiece.log import get_logger
 from onepiece.node.http_options import ProxyOptions
@@ -83,6 +84,12 @@ class ErrorBoundary:
         except OwnedElsewhere as error:
             headers = {"Location": f"{error.fields['http']}{_target(scope)}"}
             await self._answer(exchange, scope, error.http_status, error.to_wire(), error, headers)
+        except Overloaded as error:
+            target = self._other_set(scope, error)
+            if target is None:
+                await self._answer(exchange, scope, error.http_status, error.to_wire(), error)
+            else:
+                await self._answer(exchange, scope, 307, error.to_wire(), error, {"Location": target})
         except OnePieceError as error:
             await self._answer(exchange, scope, error.http_status, error.to_wire(), error)
         except HTTPException as error:
@@ -102,6 +109,15 @@ class ErrorBoundary:
             await self._answer(exchange, scope, 500, OnePieceError(message, number=number).to_wire(), error)
         finally:
             self._in_progress -= 1
+
+    def _other_set(self, scope: Scope, error: Overloaded) -> str | None:
+        """Where a refused request is sent on to; that set does not send it on again."""
+        elsewhere = error.fields.get("elsewhere") or ()
+        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+        if not self.options.redirects_refused or not elsewhere or query.get(REDIRECT_PARAMETER) == ["0"]:
+            return None
+        target = f"{elsewhere[0]}{_target(scope)}"
+        return f"{target}{'&' if '?' in target else '?'}{REDIRECT_PARAMETER}=0"
 
     def _check_room(self) -> None:
         if self._in_progress > self.options.requests_max:

@@ -37,13 +37,16 @@ class ProxyOptions:
     convert_bytes_max: int = 64 * MEBIBYTE
     """The largest result that is converted for a client that does not take it as it is stored."""
 
+    redirects_refused: bool = False
+    """A request that is refused as too much is answered by 307 to another set, if one is known."""
+
     @bodies_bytes_max.default
     def _some_bodies(self) -> int:
         return 4 * self.body_bytes_max
 
     def __attrs_post_init__(self) -> None:
         for name, value in attrs.asdict(self).items():
-            if value <= 0:
+            if value <= 0 and value is not False:
                 raise ConfigError(f"the proxy's {name} is {value!r}: give a number above 0")
         if self.bodies_bytes_max < self.body_bytes_max:
             raise ConfigError(

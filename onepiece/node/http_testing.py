@@ -35,7 +35,7 @@ from onepiece.errors import (
 from onepiece.graph import WorkflowGraph
 from onepiece.ids import new_uid
 from onepiece.node.frontend import NodeView, Readiness, ResultStream
-from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus
+from onepiece.requests import EventKind, RequestEvent, RequestState, RequestStatus, Terms
 from onepiece.workflow import Workflow
 
 PIECE_BYTES = 4096
@@ -94,11 +94,14 @@ class FakeFrontend:
         self.graphs = {workflow.name: workflow.graph for workflow in workflows}
         self.answer = answer
         self.rejection: Rejected | None = None
-        """What ``check_admission`` and ``submit`` raise."""
+        """What ``take_place`` and ``submit`` raise."""
         self.asked_admission: list[tuple[str, int | None]] = []
         self.readiness_now = Readiness(ready=True, live=True, draining=False, waiting_for=())
         self.node_views: Sequence[NodeView] = ()
         self.placement_now = PlacementView("advise", (), (), {}, 0, 0)
+        self.asked_terms: list[Terms] = []
+        self.places: set[str] = set()
+        """Those that are taken and not left."""
         self.requests_by_uid: dict[str, FakeRequest] = {}
         self.owned_elsewhere: dict[str, str] = {}
         """The HTTP address of the proxy that owns a request, by UID."""
@@ -134,7 +137,33 @@ class FakeFrontend:
         """What the test set."""
         return self.placement_now
 
-    def check_admission(self, workflow: str, body_bytes: int | None) -> None:
+    def admission(self) -> Mapping[str, Any]:
+        """What is taken."""
+        return {"in_flight": len(self.places)}
+
+    def take_place(
+        self,
+        workflow: str,
+        body_bytes: int | None,
+        *,
+        timeout_seconds: float | None,
+        key: str | None,
+        terms: Terms,
+    ) -> str | None:
+        """Take one, unless the key is known; raises as ``submit``."""
+        if key in self._uids_by_key:
+            return None
+        self.asked_terms.append(terms)
+        self._check_admission(workflow, body_bytes)
+        place = new_uid(time.time(), self._rng)
+        self.places.add(place)
+        return place
+
+    def leave_place(self, place: str | None) -> None:
+        """It is free again."""
+        self.places.discard(place or "")
+
+    def _check_admission(self, workflow: str, body_bytes: int | None) -> None:
         """Raise what the test set, or for an unknown workflow."""
         self.asked_admission.append((workflow, body_bytes))
         if workflow not in self.graphs:
@@ -143,12 +172,21 @@ class FakeFrontend:
             raise self.rejection
 
     async def submit(
-        self, workflow: str, inputs: Mapping[str, Any], *, timeout_seconds: float | None, key: str | None
+        self,
+        workflow: str,
+        inputs: Mapping[str, Any],
+        *,
+        timeout_seconds: float | None,
+        key: str | None,
+        terms: Terms | None = None,
+        place: str | None = None,
     ) -> RequestStatus:
         """Accept a request."""
+        self.leave_place(place)
         if key is not None and key in self._uids_by_key:
             return self._request(self._uids_by_key[key]).status
-        self.check_admission(workflow, None)
+        if place is None:
+            self._check_admission(workflow, None)
         now = time.time()
         status = RequestStatus(
             uid=new_uid(now, self._rng),

@@ -5,20 +5,24 @@ It names the route table this node has, so that a table that was lost is sent ag
 manager declared dead, for example since it was stopped for longer than the lease, is told so
 (``Expel``), or finds that other nodes take nothing from it any more: it ends its actors, and when they are
 gone, and the memory of their models with them, it takes a higher incarnation and joins anew with nothing.
+
+Where several managers may lead, candidates tell it who does (``LeaderSearch``).
 """
 
 import asyncio
+import random
 from collections.abc import Callable, Mapping
 
 from attrs import evolve
 
 from onepiece.core.inventory import NodeInfo
+from onepiece.core.leader_search import LeaderSearch
 from onepiece.core.membership import Expel
 from onepiece.core.routing import RouteTable, diff
 from onepiece.errors import OnePieceError
 from onepiece.graph import WorkflowGraph
 from onepiece.log import get_logger
-from onepiece.messages import CONTROL_REGION, Farewell, Heartbeat, PublishedRoutes
+from onepiece.messages import CONTROL_REGION, Farewell, Heartbeat, LeaderIs, PublishedRoutes, WhoLeads
 from onepiece.node.actor_host import ActorHost
 from onepiece.node.control import ControlService
 from onepiece.runtime.environment import Identity, Inboxes, Routes
@@ -32,7 +36,7 @@ class Member:
     def __init__(
         self,
         info: NodeInfo,
-        manager_address: str,
+        search: LeaderSearch,
         *,
         outbox: Outbox,
         routes: Routes,
@@ -44,9 +48,11 @@ class Member:
         on_new_life: Callable[[], None],
         on_must_stop: Callable[[str], None],
         next_incarnation: Callable[[int], int],
+        rng: random.Random,
     ) -> None:
         self.info = info
-        self._manager_address = manager_address
+        self._search = search
+        self._rng = rng
         self._outbox = outbox
         self._routes = routes
         self._imports = imports
@@ -66,6 +72,8 @@ class Member:
         """Whether a node that drains has drained."""
         self.offered: Callable[[], Mapping[str, int]] = dict
         """What the proxy of this process was asked for, by workflow."""
+        self.is_stopping = False
+        """It asks nobody any more: what is not answered would keep it from having sent all."""
         self._has_left = False
         self._is_expelled = False
         self._newest_heard = 0
@@ -76,7 +84,13 @@ class Member:
         self._host = host
         control.on(PublishedRoutes, self._on_routes)
         control.on(Expel, self._on_expel)
+        control.on(LeaderIs, self._on_leader)
         self._outbox.on_refused = self._on_refused
+
+    @property
+    def leader(self) -> str:
+        """The control address of the manager that leads, as far as is known."""
+        return self._search.leader
 
     def wake(self) -> None:
         """Send a heartbeat soon: something has changed."""
@@ -93,9 +107,13 @@ class Member:
             self._news.clear()
             if self._is_expelled:
                 await self._become_anew()
-            self._send()
+            self._ask_who_leads()
+            quiet_seconds = self._search.quiet_until - self._now()
+            if quiet_seconds <= 0:
+                self._send()
+                quiet_seconds = self._heartbeat_seconds
             try:
-                async with asyncio.timeout(self._heartbeat_seconds):
+                async with asyncio.timeout(quiet_seconds):
                     await self._news.wait()
             except TimeoutError:
                 continue
@@ -103,7 +121,7 @@ class Member:
     def farewell(self) -> None:
         """Say that this node has stopped in order; no heartbeat follows."""
         self._has_left = True
-        self._outbox.post(self._manager_address, Farewell(self.info.node_id, self.info.incarnation))
+        self._outbox.post(self._search.leader, Farewell(self.info.node_id, self.info.incarnation))
 
     def _send(self) -> None:
         actors = self._host.reports() if self._host is not None else ()
@@ -111,7 +129,26 @@ class Member:
         heartbeat = Heartbeat(
             self.info, actors, self.draining, self._routes.table.epoch, drained, dict(self.offered())
         )
-        self._outbox.post(self._manager_address, heartbeat, replaces="heartbeat")
+        self._outbox.post(self._search.leader, heartbeat, replaces="heartbeat")
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _ask_who_leads(self) -> None:
+        own = f"{self.info.address}/{CONTROL_REGION}"
+        if self.is_stopping or self._search.leader == own:
+            return
+        managers = [
+            f"{node.address}/{CONTROL_REGION}" for node in self._routes.table.nodes if "manager" in node.roles
+        ]
+        for address in self._search.to_ask(managers, self._now(), self._rng.random()):
+            self._outbox.post(address, WhoLeads(own), replaces="who leads")
+
+    def _on_leader(self, told: LeaderIs) -> None:
+        nodes = len(self._routes.table.nodes)
+        if self._search.told(told.address, nodes, self._now(), self._rng.random()):
+            get_logger().info("leader_found", leader=told.address)
+            self.wake()
 
     def _on_routes(self, published: PublishedRoutes) -> None:
         if published.table.is_newer_than(self._newest):

@@ -23,8 +23,9 @@ from pathlib import Path
 
 from attrs import define, evolve
 
-from onepiece.core.admission import BudgetLimits, RequestBudget
+from onepiece.core.admission import AdmissionRules
 from onepiece.core.inventory import Device, DeviceKind, NodeInfo
+from onepiece.core.leader_search import LeaderSearch
 from onepiece.core.retention import RetentionTable
 from onepiece.errors import ConfigError, OnePieceError
 from onepiece.ids import new_node_name
@@ -36,11 +37,12 @@ from onepiece.node.checkpoint_service import CheckpointService
 from onepiece.node.checkpoint_store import CheckpointStore
 from onepiece.node.control import ControlService
 from onepiece.node.drain import Drain
+from onepiece.node.leadership import opening_coordinator
 from onepiece.node.leftovers import Leftovers
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
 from onepiece.node.node_stores import Stores, open_stores
-from onepiece.node.options import NodeOptions, is_exposed
+from onepiece.node.options import NodeOptions, is_exposed, weights_of
 from onepiece.node.parts import NodeParts
 from onepiece.node.proxy import ProxyOptions, build_app
 from onepiece.node.proxy_service import ProxyService
@@ -136,7 +138,7 @@ async def open_node(
     async with contextlib.AsyncExitStack() as stack:
         state_dir = stack.enter_context(open_state_directory(options.state_dir))
         listener = await stack.enter_async_context(transport.listen(options.listen, wire))
-        address = advertised(listener.address, options.advertise, options.join)
+        address = advertised(listener.address, options.advertise, *options.join[:1])
         incarnation = next_incarnation(state_dir, _moment(parts))
         info = make_info(options, str(address), incarnation, parts)
         node = await _compose(options, wire, listener, info, state_dir, stop, parts, stack)
@@ -162,10 +164,7 @@ async def _compose(
     control = ControlService(stall_seconds=min(_STALL_SECONDS, options.lease_seconds / 4))
     identity = Identity(info.node_id, info.incarnation)
     outbox = await _open_outbox(identity, wire, parts, stack)
-    devices = [
-        await stack.enter_async_context(parts.open_device(device.name, _CLOSE_SECONDS))
-        for device in info.devices
-    ]
+    devices = await _open_devices(info, parts, stack)
     stores = await open_stores(options, state_dir, parts, stack)
     tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()
@@ -184,6 +183,7 @@ async def _compose(
         now=parts.now,
         monotonic=parts.monotonic,
         rng=parts.rng,
+        weights=weights_of(options.weights),
     )
     outbox.deliver_locally(env.control_address, control.dispatch)
     imports = WorkflowImports(parts.workflows)
@@ -201,14 +201,23 @@ async def _compose(
     wake.target = member.wake
     member.attach(control, host)
     if "manager" in options.roles:
-        coordinator = parts.open_coordinator(state_dir / "manager")
-        manager = await stack.enter_async_context(ManagerService.open(options, outbox, imports, coordinator))
+        opening = opening_coordinator(options, parts, state_dir, env.control_address)
+        manager = await stack.enter_async_context(ManagerService.open(options, env, imports, opening))
         manager.attach(control)
         if proxy is not None:
             proxy.heartbeat_ages = manager.heartbeat_ages
     draining = Drain(env, member, host, proxy, copies).attached(control)
     await _join(control, env, member, proxy, tasks)
     return Node(options, info, env, member, host, proxy, copies, stores.checkpoints, draining)
+
+
+async def _open_devices(
+    info: NodeInfo, parts: NodeParts, stack: contextlib.AsyncExitStack
+) -> list[DeviceThreads]:
+    return [
+        await stack.enter_async_context(parts.open_device(device.name, _CLOSE_SECONDS))
+        for device in info.devices
+    ]
 
 
 async def _open_outbox(
@@ -285,8 +294,7 @@ async def _join(
     await opened
     if proxy is not None:
         proxy.attach(control)
-        proxy.owner.start()
-        member.offered = lambda: proxy.offered
+        proxy.start(member)
     tasks.create_task(member.follow_routes(), name="routes")
     tasks.create_task(member.beat(), name="heartbeats")
 
@@ -308,7 +316,7 @@ def _make_member(
 
     return Member(
         info,
-        _manager_address(options, env.control_address),
+        LeaderSearch(_to_join(options, env.control_address)),
         outbox=env.outbox,
         routes=env.routes,
         imports=imports,
@@ -319,6 +327,7 @@ def _make_member(
         on_new_life=on_new_life,
         on_must_stop=stop.order,
         next_incarnation=next_life,
+        rng=env.rng,
     )
 
 
@@ -370,10 +379,8 @@ async def _cancelled_at_exit(
             timer.cancel()
 
 
-def _manager_address(options: NodeOptions, own: str) -> str:
-    if options.join is None:
-        return own
-    return str(options.join.region(CONTROL_REGION))
+def _to_join(options: NodeOptions, own: str) -> tuple[str, ...]:
+    return tuple(str(address.region(CONTROL_REGION)) for address in options.join) or (own,)
 
 
 def _make_proxy(options: NodeOptions, env: Environment, tasks: asyncio.TaskGroup) -> ProxyService | None:
@@ -382,10 +389,10 @@ def _make_proxy(options: NodeOptions, env: Environment, tasks: asyncio.TaskGroup
     return ProxyService(
         env,
         tasks,
-        budget=RequestBudget(BudgetLimits(total=options.requests_max, each=options.requests_max)),
+        requests_max=options.requests_max,
+        rules=AdmissionRules(options.wait_factor, weights_of(options.weights), options.other_sets),
         timeout_seconds=options.request_timeout_seconds,
         copies=options.copies,
-        manager_address=_manager_address(options, env.control_address),
     )
 
 
@@ -397,7 +404,9 @@ def _http_url(text: str, port: int, own: Address) -> str:
 @contextlib.asynccontextmanager
 async def _serve_http(options: NodeOptions, proxy: ProxyService, parts: NodeParts) -> AsyncIterator[int]:
     host, _, port = options.http.rpartition(":")
-    app = build_app(proxy, ProxyOptions(body_bytes_max=options.body_bytes_max))
+    app = build_app(
+        proxy, ProxyOptions(body_bytes_max=options.body_bytes_max, redirects_refused=options.redirect_refused)
+    )
     async with contextlib.AsyncExitStack() as stack:
         try:
             bound = await stack.enter_async_context(parts.serve_http(app, host, int(port)))

@@ -2,7 +2,10 @@
 
 It waits for a message or for the machine's next deadline, calls ``handle``, and carries out the
 effects in their order: state is made durable before an order that relies on it is sent. Who leads is
-the coordinator's to say; with the embedded one it is this node, from its start to its end.
+the coordinator's to say; with the embedded one it is this node, from its start to its end. With others
+it is a candidate: while another leads it says so to whoever takes it for the leader. One that comes to lead
+begins with a machine of its own, from what is stored, and tells all nodes that it knows; one that has lost
+the leadership drops all it knew.
 """
 
 import asyncio
@@ -13,6 +16,7 @@ from typing import Final
 from onepiece.coordination import Coordinator
 from onepiece.core.balance import BalanceConfig, patience
 from onepiece.core.inventory import RegisteredWorkflow
+from onepiece.core.leader_search import ASK_SECONDS, SPREAD_SECONDS_MAX
 from onepiece.core.manager import (
     ConfirmWorkflow,
     ManagerConfig,
@@ -36,27 +40,31 @@ from onepiece.core.membership import (
 )
 from onepiece.core.placement_events import ActorFailed, MoveTold, PlacementConfig, SendAssign, SendUnassign
 from onepiece.core.routing import RouteTable
-from onepiece.errors import OnePieceError, SchemaMismatch, StoreFull
+from onepiece.errors import LeadershipLost, OnePieceError, SchemaMismatch, StoreFull
 from onepiece.log import get_logger
 from onepiece.messages import (
     CONTROL_REGION,
     AskPlacement,
     Farewell,
     Heartbeat,
+    LeaderIs,
     PlacementShown,
     PublishedRoutes,
     RegisterWorkflow,
+    WhoLeads,
     WorkflowRegistered,
 )
 from onepiece.node.control import ControlService
 from onepiece.node.options import NodeOptions
-from onepiece.runtime.outbox import Outbox
+from onepiece.runtime.environment import Environment
 from onepiece.runtime.workflows import WorkflowImports
 
 _EVENTS_MAX: Final = 16_384
 _SETTLE_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 5.0
 _STORE_AGAIN_SECONDS: Final = 0.5
+_TAKEOVER_SECONDS: Final = 3 * ASK_SECONDS + SPREAD_SECONDS_MAX
+"""How long a new leader waits for nodes that have to find it: three rounds of questions, and the spread."""
 
 
 class ManagerService:
@@ -64,17 +72,21 @@ class ManagerService:
 
     def __init__(
         self,
-        machine: ManagerMachine,
+        options: NodeOptions,
+        env: Environment,
         coordinator: Coordinator,
-        outbox: Outbox,
         imports: WorkflowImports,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._machine = machine
+        self._config = _config(options, has_rivals=coordinator.has_rivals)
+        self._machine: ManagerMachine | None = None
+        """None: another manager leads, or none."""
         self._coordinator = coordinator
-        self._outbox = outbox
+        self._env = env
+        self._outbox = env.outbox
         self._imports = imports
         self._tasks = tasks
+        self._offered: tuple[RegisteredWorkflow, ...] = ()
         self._events: asyncio.Queue[ManagerEvent] = asyncio.Queue(_EVENTS_MAX)
         self._addresses: dict[tuple[str, int], str] = {}
         self._heard_at: dict[str, float] = {}
@@ -85,23 +97,22 @@ class ManagerService:
     async def open(
         cls,
         options: NodeOptions,
-        outbox: Outbox,
+        env: Environment,
         imports: WorkflowImports,
         opening: contextlib.AbstractAsyncContextManager[Coordinator],
     ) -> AsyncIterator["ManagerService"]:
         """Take the lead with what the last manager left, offer the configured workflows, and run.
 
-        The manager has stopped before it gives up the lead. Raises ``ConfigError`` or
-        ``DefinitionError`` if a workflow cannot be imported, or if the state is another process's.
+        Where others may lead this does not wait for the lead. The manager has stopped before it gives up
+        the lead. Raises ``ConfigError`` or ``DefinitionError`` if a workflow cannot be imported, or if
+        the state is another process's.
         """
         offered = [await imports.get(reference) for reference in options.workflows]
         async with opening as coordinator, asyncio.TaskGroup() as tasks:
-            state = await coordinator.lead()
-            machine = ManagerMachine(config=_config(options), state=state)
-            service = cls(machine, coordinator, outbox, imports, tasks)
-            for workflow in offered:
-                registered = RegisteredWorkflow.of(workflow.graph)
-                await service.take(WorkflowOffered(registered, replaces=True))
+            service = cls(options, env, coordinator, imports, tasks)
+            service._offered = tuple(RegisteredWorkflow.of(workflow.graph) for workflow in offered)
+            if not coordinator.has_rivals:
+                await service._begin(await coordinator.lead())
             tasks.create_task(service.run(), name="manager")
             try:
                 yield service
@@ -112,22 +123,88 @@ class ManagerService:
     def attach(self, control: ControlService) -> None:
         """Receive heartbeats, farewells and registrations."""
         control.on(Heartbeat, self._on_heartbeat)
+        control.on(WhoLeads, lambda message: self._tell(message.reply_to))
         control.on(Farewell, lambda message: self._enqueue(NodeLeft(message.node_id, message.incarnation)))
         control.on(AskPlacement, self._on_asked)
         control.on(RegisterWorkflow, lambda message: self._tasks.create_task(self._register(message)))
 
     def _on_asked(self, ask: AskPlacement) -> None:
-        self._outbox.post(ask.reply_to, PlacementShown(ask.call, self._machine.view(self._now())))
+        if self._machine is not None:  # whoever asks learns who leads, and asks again
+            self._outbox.post(ask.reply_to, PlacementShown(ask.call, self._machine.view(self._now())))
 
     async def run(self) -> None:
-        """Handle events and deadlines until cancelled."""
+        """Lead whenever it is this candidate's turn, until cancelled."""
         while True:
-            deadline = self._machine.next_deadline(self._now())
+            try:
+                if self._machine is None:
+                    await self._begin(await self._coordinator.lead())
+                await self._until_lost()
+            except LeadershipLost as error:
+                get_logger().warning("stepped_down", reason=error.message)
+            self._step_down()
+
+    async def _begin(self, state: ManagerState) -> None:
+        """Lead with this state: whatever was heard before was not meant for this leadership."""
+        self._forget_all()
+        self._machine = ManagerMachine(config=self._config, state=state)
+        get_logger().info("manager_leads", epoch=state.epoch)
+        if self._coordinator.has_rivals:
+            self._announce()
+        for workflow in self._offered:
+            await self.take(WorkflowOffered(workflow, replaces=True))
+
+    def _announce(self) -> None:
+        """Tell all nodes of the last routes, so that they need not find out; others ask."""
+        own = self._env.control_address
+        known = [f"{node.address}/{CONTROL_REGION}" for node in self._env.routes.table.nodes]
+        for address in dict.fromkeys((own, *known)):
+            self._outbox.post(address, LeaderIs(own), replaces="leader")
+
+    async def _until_lost(self) -> None:
+        """Handle events and deadlines; returns when the leadership is lost."""
+        async with asyncio.TaskGroup() as tasks:
+            work = tasks.create_task(self._work_until_refused())
+            lost = tasks.create_task(self._coordinator.wait_lost())
+            await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
+            work.cancel()
+            lost.cancel()
+
+    async def _work_until_refused(self) -> None:
+        try:
+            await self._work()
+        except LeadershipLost as error:
+            get_logger().warning("stepped_down", reason=error.message)
+
+    async def _work(self) -> None:
+        while True:
+            deadline = self._leading.next_deadline(self._now())
             event: ManagerEvent = Tick()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     event = await self._events.get()
             await self.take(event)
+
+    def _step_down(self) -> None:
+        self._machine = None
+        self._forget_all()
+        for ask in [ask for asks in self._offers.values() for ask in asks]:
+            self._refuse(ask)
+        self._offers.clear()
+
+    def _forget_all(self) -> None:
+        self._addresses.clear()
+        self._heard_at.clear()
+        while not self._events.empty():
+            self._events.get_nowait()
+
+    @property
+    def _leads(self) -> bool:
+        return self._machine is not None
+
+    @property
+    def _leading(self) -> ManagerMachine:
+        assert self._machine is not None, "this manager leads"
+        return self._machine
 
     def heartbeat_ages(self) -> Mapping[str, float]:
         """Seconds since each node was heard."""
@@ -136,14 +213,22 @@ class ManagerService:
 
     async def take(self, event: ManagerEvent) -> None:
         """Let the machine decide about one event, and carry out what it says."""
-        for effect in self._machine.handle(event, self._now()):
+        for effect in self._leading.handle(event, self._now()):
             await self._carry_out(effect)
 
     def _now(self) -> float:
         """The loop's clock, so that the machine's deadlines are the loop's."""
         return asyncio.get_running_loop().time()
 
+    def _tell(self, address: str) -> None:
+        """Say who leads, where that can change."""
+        leader = self._env.control_address if self._machine is not None else self._coordinator.leader
+        if self._coordinator.has_rivals and leader is not None:
+            self._outbox.post(address, LeaderIs(leader), replaces="leader")
+
     def _enqueue(self, event: ManagerEvent) -> None:
+        if self._machine is None:
+            return
         try:
             self._events.put_nowait(event)
         except asyncio.QueueFull:
@@ -151,6 +236,9 @@ class ManagerService:
 
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         node = heartbeat.node
+        if self._machine is None:
+            self._tell(f"{node.address}/{CONTROL_REGION}")
+            return
         self._addresses[node.node_id, node.incarnation] = f"{node.address}/{CONTROL_REGION}"
         self._heard_at[node.node_id] = self._now()
         self._enqueue(
@@ -165,14 +253,33 @@ class ManagerService:
         )
 
     async def _register(self, ask: RegisterWorkflow) -> None:
+        if self._refused(ask):
+            return
         try:
             workflow = await self._imports.get(ask.module)
         except OnePieceError as error:
             self._outbox.post(ask.reply_to, WorkflowRegistered(ask.call, error.to_wire()))
             return
+        if self._refused(ask):
+            return
         graph = workflow.graph
         self._offers.setdefault((graph.name, graph.digest), []).append(ask)
         self._enqueue(WorkflowOffered(RegisteredWorkflow.of(graph)))
+
+    def _refused(self, ask: RegisterWorkflow) -> bool:
+        """Whether this is no leader's to take; that is told."""
+        if not self._leads:
+            self._refuse(ask)
+            return True
+        return False
+
+    def _refuse(self, ask: RegisterWorkflow) -> None:
+        leader = self._coordinator.leader
+        error = LeadershipLost(
+            f"{self._env.node_id} does not lead; register with {leader or 'the leader, once there is one'}",
+            leader=leader,
+        )
+        self._outbox.post(ask.reply_to, WorkflowRegistered(ask.call, error.to_wire()))
 
     async def _carry_out(self, effect: ManagerEffect) -> None:
         match effect:
@@ -204,7 +311,7 @@ class ManagerService:
                 get_logger().info("membership", notice=type(effect).__name__, node=_node_of(effect))
 
     async def _store(self, state: ManagerState) -> None:
-        """Nothing that follows may be done before. While the disk takes no more this manager stands still.
+        """Nothing that follows may be done before. While nothing can be stored this manager stands still.
 
         The data path goes on without it, and nodes that it does not hear meanwhile are forgiven.
         """
@@ -232,7 +339,7 @@ class ManagerService:
 
     def _forget_dead(self) -> None:
         """Drop addresses of what can no longer be sent to, so that the table of them stays bounded."""
-        members = self._machine.members
+        members = self._leading.members
         for node_id, incarnation in list(self._addresses):
             member = members.get(node_id)
             if member is None or member.state is NodeState.DEAD or member.node.incarnation > incarnation:
@@ -245,7 +352,7 @@ def _node_of(effect: object) -> str:
     return str(getattr(effect, "node_id", None) or getattr(node, "node_id", ""))
 
 
-def _config(options: NodeOptions) -> ManagerConfig:
+def _config(options: NodeOptions, *, has_rivals: bool) -> ManagerConfig:
     heartbeat = options.heartbeat_seconds
     suspect = max(2 * heartbeat, options.lease_seconds / 2)
     return ManagerConfig(
@@ -258,7 +365,7 @@ def _config(options: NodeOptions) -> ManagerConfig:
         placement=PlacementConfig(
             workers_expected=options.workers,
             settle_seconds=_SETTLE_SECONDS,
-            adoption_seconds=max(3.0, 2 * heartbeat),
+            adoption_seconds=max(_TAKEOVER_SECONDS if has_rivals else 3.0, 2 * heartbeat),
             limits=options.limits,
         ),
         balance=BalanceConfig(

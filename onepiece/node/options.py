@@ -14,10 +14,13 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from onepiece.coordination import EMBEDDED, Coordination, parse_coordination
 from onepiece.core.balance import RebalanceMode
+from onepiece.core.fair_door import Weights
 from onepiece.core.move_board import StageLimits
 from onepiece.errors import ConfigError
 from onepiece.ids import NODE_NAME_CHARACTERS_MAX, is_node_name
+from onepiece.limits import OTHER_SETS_MAX, WEIGHT_MAX, WEIGHT_MIN
 from transports import Address, TransportError
 
 ROLES: Final = ("worker", "proxy", "store", "manager")
@@ -31,7 +34,7 @@ class NodeOptions:
     roles: frozenset[str] = frozenset(ROLES)
     listen: Address = field(factory=lambda: Address("tcp", "127.0.0.1", 0))
     advertise: str | None = None
-    join: Address | None = None
+    join: tuple[Address, ...] = ()
     http: str = "127.0.0.1:0"
     devices: tuple[str, ...] = ()
     workflows: tuple[str, ...] = ()
@@ -54,11 +57,17 @@ class NodeOptions:
     result_ttl_seconds: float = 3600.0
     request_timeout_seconds: float = 3600.0
     requests_max: int = 1000
+    wait_factor: float | None = None
+    weights: tuple[str, ...] = ()
+    other_sets: tuple[str, ...] = ()
+    redirect_refused: bool = False
     body_bytes_max: int = 64 * _MIB
     workers: int = 1
     rebalance: RebalanceMode = RebalanceMode.ADVISE
     rebalance_seconds: float = 60.0
     limits: Mapping[str, StageLimits] = field(factory=dict)
+    coordination: Coordination = EMBEDDED
+    leader_seconds: int = 5
     heartbeat_seconds: float = 0.5
     lease_seconds: float = 6.0
     drain_seconds: float = 30.0
@@ -110,6 +119,13 @@ def _seconds(value: str) -> float:
     return number
 
 
+def _factor(value: str) -> float:
+    number = float(value)
+    if not 0 <= number < 1e9:
+        raise ValueError("it must be a number from 0 on")
+    return number
+
+
 def _roles(value: str) -> frozenset[str]:
     roles = frozenset(part.strip() for part in value.split(",") if part.strip())
     unknown = roles - set(ROLES)
@@ -123,6 +139,17 @@ def _address(value: str) -> Address:
         return Address.parse(value)
     except TransportError as error:
         raise ValueError(str(error)) from error
+
+
+def _addresses(value: str) -> tuple[Address, ...]:
+    return tuple(_address(part.strip()) for part in value.split(",") if part.strip())
+
+
+def _leader_seconds(value: str) -> int:
+    number = int(value)
+    if not 2 <= number <= 3600:
+        raise ValueError("it must be between 2 and 3600: etcd gives no shorter lease")
+    return number
 
 
 def _host_port(value: str) -> str:
@@ -177,7 +204,7 @@ _ROWS: Final = (
     _Row("roles", "what this node does", _roles, "worker,proxy,store,manager"),
     _Row("listen", "where other nodes reach it; port 0 takes a free one", _address, "ADDRESS"),
     _Row("advertise", "host under which others reach it (where it listens on 0.0.0.0)", _text, "HOST"),
-    _Row("join", "any node of the set that has the role manager", _address, "ADDRESS"),
+    _Row("join", "one or more nodes of the set that have the role manager", _addresses, "ADDRESS,..."),
     _Row("http", "where clients reach its proxy", _host_port, "HOST:PORT"),
     _Row("devices", "devices of its actors (default: every GPU, else cpu:0)", _text, "cpu:0=4GiB", many=True),
     _Row("workflows", "workflows the manager places", _text, "MODULE:NAME", many=True),
@@ -205,6 +232,10 @@ _ROWS: Final = (
     _Row("result_ttl_seconds", "how long a result is kept", _seconds, "3600"),
     _Row("request_timeout_seconds", "deadline of requests that name none", _seconds, "3600"),
     _Row("requests_max", "requests in flight that its proxy accepts", _size, "1000"),
+    _Row("wait_factor", "refuse what would wait this many times its own time", _factor, "0.2"),
+    _Row("weights", "who gets how much of a full set", _text, "workflow:NAME=2,tenant:NAME=3", many=True),
+    _Row("other_sets", "proxies of other sets, for requests refused here", _text, "URL", many=True),
+    _Row("redirect_refused", "send refused requests on to another set (307)", _flag, "true"),
     _Row("body_bytes_max", "largest HTTP body", _size, "64MiB"),
     _Row("workers", "workers the manager waits for before it places anything", _size, "1"),
     _Row("rebalance", "instances move to where the load is: off, advise (only shown) or on", _mode, "advise"),
@@ -216,6 +247,13 @@ _ROWS: Final = (
         "STAGE=MIN..MAX",
         many=True,
     ),
+    _Row(
+        "coordination",
+        "who decides which manager leads: embedded (it is the only one), or an etcd",
+        parse_coordination,
+        "etcd://HOST:PORT,...",
+    ),
+    _Row("leader_seconds", "how long a manager leads that etcd does not hear", _leader_seconds, "5"),
     _Row("heartbeat_seconds", "time between two heartbeats", _seconds, "0.5"),
     _Row("lease_seconds", "silence after which a node is declared dead", _seconds, "6"),
     _Row("drain_seconds", "how long SIGTERM waits for running work", _seconds, "30"),
@@ -261,6 +299,25 @@ def read_options(argv: Sequence[str], environment: Mapping[str, str] = os.enviro
     return _checked(found)
 
 
+def weights_of(texts: Sequence[str]) -> Weights:
+    """The weights of workflows and tenants; ``ConfigError`` names what is none."""
+    found: dict[str, dict[str, float]] = {"workflow": {}, "tenant": {}}
+    for text in texts:
+        kind, _, rest = text.partition(":")
+        name, _, number = rest.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = 0.0
+        if kind not in found or not name or not WEIGHT_MIN <= weight <= WEIGHT_MAX:
+            raise ConfigError(
+                f"--weights: {text!r} is not usable: write workflow:NAME=2 or tenant:NAME=3, with a number "
+                f"from {WEIGHT_MIN} to {WEIGHT_MAX}"
+            )
+        found[kind][name] = weight
+    return Weights(found["workflow"], found["tenant"])
+
+
 def is_exposed(options: NodeOptions) -> bool:
     """Whether anybody in the network could speak to the node as another node does."""
     return not options.listen.is_loopback and options.secret is None and not options.insecure
@@ -304,7 +361,7 @@ def _checked(found: dict[str, Any]) -> NodeOptions:
     if "limits" in found:
         found["limits"] = _limits(found["limits"])
     options = NodeOptions(**found)
-    if options.join is None and "manager" not in options.roles:
+    if not options.join and "manager" not in options.roles:
         raise ConfigError(
             f"a node with the roles {', '.join(sorted(options.roles))} needs a manager: "
             "name one with --join, or give it the role manager"
@@ -314,12 +371,22 @@ def _checked(found: dict[str, Any]) -> NodeOptions:
             f"{options.listen} can be reached from other machines, and no secret is set: give every node "
             "the same --secret-file, or say --insecure true on a network you trust"
         )
+    weights_of(options.weights)
+    _check_other_sets(options.other_sets)
     if options.lease_seconds < 4 * options.heartbeat_seconds:
         raise ConfigError(
             f"--lease-seconds {options.lease_seconds} must be at least four times --heartbeat-seconds "
             f"{options.heartbeat_seconds}, else a late heartbeat kills a healthy node"
         )
     return options
+
+
+def _check_other_sets(urls: Sequence[str]) -> None:
+    for url in urls:
+        if not url.startswith(("http://", "https://")) or url.endswith("/"):
+            raise ConfigError(f"--other-sets: {url!r} is not usable: write http://host:port")
+    if len(urls) > OTHER_SETS_MAX:
+        raise ConfigError(f"--other-sets names {len(urls)}: give {OTHER_SETS_MAX} at most")
 
 
 def _read_secret(path: Path) -> bytes:

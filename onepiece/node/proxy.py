@@ -12,6 +12,7 @@
     GET    /v1/workflows                 what can be submitted
     GET    /v1/nodes                     the members of the set
     GET    /v1/placement                 what is wanted and runs, the moves and why
+    GET    /v1/admission                 what is let in and refused, and why
     POST   /v1/nodes/{node}/drain        let a node take no new work; idempotent
     POST   /v1/nodes/{node}/resume       let it take work again; idempotent
     GET    /healthz, /readyz             alive; able to serve
@@ -86,6 +87,7 @@ class ProxyApp:
             Route("/v1/workflows", self.workflows, methods=["GET"]),
             Route("/v1/nodes", self.nodes, methods=["GET"]),
             Route("/v1/placement", self.placement, methods=["GET"]),
+            Route("/v1/admission", self.admission, methods=["GET"]),
             Route("/v1/nodes/{node}/drain", self.drain, methods=["POST"]),
             Route("/v1/nodes/{node}/resume", self.resume, methods=["POST"]),
             Route("/healthz", self.health, methods=["GET"]),
@@ -107,6 +109,8 @@ class ProxyApp:
             submission.inputs,
             timeout_seconds=submission.timeout_seconds,
             key=submission.key,
+            terms=submission.terms,
+            place=submission.place,
         )
         return JSONResponse(status_to_plain(status), 202, {"Location": f"/v1/requests/{status.uid}"})
 
@@ -207,6 +211,10 @@ class ProxyApp:
     async def placement(self, request: Request) -> Response:
         """What the manager wants to run where, what does, and the moves."""
         return JSONResponse(to_plain(await self.frontend.placement()))
+
+    async def admission(self, request: Request) -> Response:
+        """What this proxy lets in, and why it refuses."""
+        return JSONResponse(to_plain(self.frontend.admission()))
 
     async def drain(self, request: Request) -> Response:
         """Let a node take no new work."""

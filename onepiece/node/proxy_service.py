@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from onepiece.core.admission import RequestBudget
+from onepiece.core.admission import AdmissionRules
 from onepiece.core.membership import NodeState
 from onepiece.core.owned_request import end_event
 from onepiece.core.placement_view import PlacementView
@@ -20,24 +20,25 @@ from onepiece.errors import (
     InvalidInput,
     NotReady,
     OnePieceError,
-    Overloaded,
     OwnedElsewhere,
     UnknownNode,
     UnknownRequest,
     UnknownWorkflow,
 )
 from onepiece.graph import WorkflowGraph
-from onepiece.ids import new_uid, uid_time
+from onepiece.ids import uid_time
 from onepiece.messages import CONTROL_REGION, AskPlacement, DrainingSet, PlacementShown, SetDraining
 from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
+from onepiece.node.door import Door
 from onepiece.node.frontend import NodeView, Readiness
 from onepiece.node.leftovers import EndedRequests
+from onepiece.node.member import Member
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.request_owner import RequestOwner
 from onepiece.node.result_reader import RemoteResult, ResultReader
 from onepiece.record_messages import RequestRecord
-from onepiece.requests import RequestEvent, RequestState, RequestStatus
+from onepiece.requests import RequestEvent, RequestState, RequestStatus, Terms
 from onepiece.runtime.environment import Environment
 
 _TOLD_SECONDS: Final = 5.0
@@ -52,35 +53,47 @@ class ProxyService:
         env: Environment,
         tasks: asyncio.TaskGroup,
         *,
-        budget: RequestBudget,
+        requests_max: int,
+        rules: AdmissionRules,
         timeout_seconds: float,
         copies: int,
-        manager_address: str,
     ) -> None:
         self._env = env
-        self._budget = budget
         self._timeout_seconds = timeout_seconds
-        self._manager_address = manager_address
+        self._tasks = tasks
+        self._door = Door(env, requests_max, rules)
         self._calls = Calls(env)
         self._results = ResultReader(env, self._calls)
         self._records = RecordKeeper(env, self._calls, copies)
         self.owner = RequestOwner(
-            env, tasks, budget=budget, records=self._records, results=self._results, calls=self._calls
+            env,
+            tasks,
+            admission=self._door.admission,
+            records=self._records,
+            results=self._results,
+            calls=self._calls,
         )
         self._ended_requests = EndedRequests(env, tasks, self.owner.is_over, self._records)
         self.draining = False
-        self.offered: dict[str, int] = {}
-        """Requests of each workflow that were accepted, or refused for want of room, in this process."""
+        self._leader: Callable[[], str] = lambda: env.control_address
         self.heartbeat_ages: Callable[[], Mapping[str, float]] = dict
         """Seconds since each node was heard, where this node's manager knows it."""
 
     def attach(self, control: ControlService) -> None:
         """Receive what actors and stores report."""
         self.owner.attach(control)
+        self._door.attach(control)
         self._ended_requests.attach(control)
         self._calls.answered_by(
             control, DrainingSet, PlacementShown, *{*self._records.answers, *self._results.answers}
         )
+
+    def start(self, member: Member) -> None:
+        """Begin what goes on beside all requests, until the proxy ends."""
+        self._leader = lambda: member.leader
+        member.offered = lambda: self._door.offered
+        self.owner.start()
+        self._tasks.create_task(self._door.exchange(), name="proxy loads")
 
     # --- what clients ask ----------------------------------------------------------------------
 
@@ -88,19 +101,34 @@ class ProxyService:
         """The registered workflows by name."""
         return self._env.routes.graphs
 
-    def check_admission(self, workflow: str, body_bytes: int | None) -> None:
-        """Raise ``Rejected`` before the body is read."""
-        try:
-            self._admit(workflow)
-        except Overloaded:
-            self._count_offered(workflow)
-            raise
+    def admission(self) -> Mapping[str, Any]:
+        """What the door lets in and why it refuses, for JSON."""
+        return self._door.view()
 
-    def _count_offered(self, workflow: str) -> None:
-        """Demand is what is asked for, and not only what there was room for."""
-        self.offered[workflow] = self.offered.get(workflow, 0) + 1
+    def take_place(
+        self,
+        workflow: str,
+        body_bytes: int | None,
+        *,
+        timeout_seconds: float | None,
+        key: str | None,
+        terms: Terms,
+    ) -> str | None:
+        """Take a place before the body is read, or raise ``Rejected``; None if the key is known here.
 
-    def _admit(self, workflow: str) -> WorkflowGraph:
+        ``body_bytes`` does not matter here: the bytes of all bodies have a budget of their own.
+        """
+        if key is not None and self.owner.table.uid_of_key(key) is not None:
+            return None
+        self._check_served(workflow)
+        return self._door.offer(workflow, terms, timeout_seconds or self._timeout_seconds)
+
+    def leave_place(self, place: str | None) -> None:
+        """Nothing comes of the request; no error if the place is taken no more."""
+        if place is not None:
+            self._door.admission.give_back(place)
+
+    def _check_served(self, workflow: str) -> WorkflowGraph:
         if self._env.routes.table.epoch == _NO_TABLE:
             raise NotReady(f"{self._env.node_id} has just started and has not heard from the manager yet")
         if self._node_of_life(self._env.identity.life) is None:
@@ -120,7 +148,6 @@ class ProxyService:
         missing = self._env.routes.table.waiting_for(workflow)
         if missing:
             raise NotReady(f"{workflow} is not ready: {'; '.join(missing)}", workflow=workflow)
-        self._budget.check(workflow)
         return graph
 
     def readiness(self) -> Readiness:
@@ -197,42 +224,62 @@ class ProxyService:
         reply_to = self._env.control_address
         answer = await self._calls.ask(
             PlacementShown,
-            lambda call: self._env.outbox.post(self._manager_address, AskPlacement(call, reply_to)),
+            lambda call: self._env.outbox.post(self._leader(), AskPlacement(call, reply_to)),
             what="the manager was asked for the placement",
             timeout_seconds=_TOLD_SECONDS,
         )
         return answer.view
 
     async def submit(
-        self, workflow: str, inputs: Mapping[str, Any], *, timeout_seconds: float | None, key: str | None
+        self,
+        workflow: str,
+        inputs: Mapping[str, Any],
+        *,
+        timeout_seconds: float | None,
+        key: str | None,
+        terms: Terms | None = None,
+        place: str | None = None,
     ) -> RequestStatus:
         """Accept a request: its record is kept on store nodes before this returns."""
-        if key is not None and (known := self.owner.table.uid_of_key(key)) is not None:
-            return self._same_request(known, workflow, key)
-        graph = self._admit(workflow)
-        self._count_offered(workflow)
+        terms = terms or Terms()
+        try:
+            if key is not None and (known := self.owner.table.uid_of_key(key)) is not None:
+                self.leave_place(place)
+                return self._same_request(known, workflow, key)
+            graph = self._check_served(workflow)
+            if place is None:
+                place = self._door.offer(workflow, terms, timeout_seconds or self._timeout_seconds)
+            return await self._accept(graph, inputs, timeout_seconds, key, terms, place)
+        except BaseException:
+            self.leave_place(place)
+            raise
+
+    async def _accept(
+        self,
+        graph: WorkflowGraph,
+        inputs: Mapping[str, Any],
+        timeout_seconds: float | None,
+        key: str | None,
+        terms: Terms,
+        uid: str,
+    ) -> RequestStatus:
+        """Keep the request's record, under the UID that has its place, and begin."""
         now = self._env.now()
-        uid = new_uid(now, self._env.rng)
         record = RequestRecord(
             call=0,
             uid=uid,
-            workflow=workflow,
+            workflow=graph.name,
             owner=self._env.control_address,
             owner_life=self._env.identity.life,
             key=key,
             accepted_at=now,
             deadline_at=now + (timeout_seconds or self._timeout_seconds),
+            terms=terms,
         )
-        self._budget.take(uid, workflow)
-        holder = uid
-        try:
-            holder = await self.owner.accept(graph, record, inputs)
-        except BaseException:
-            self._budget.give_back(uid)
-            raise
+        holder = await self.owner.accept(graph, record, inputs)
         if holder != uid:
-            self._budget.give_back(uid)
-            return await self._known_elsewhere(holder, workflow, key)
+            self.leave_place(uid)
+            return await self._known_elsewhere(holder, graph.name, key)
         return self.owner.table.status(uid)
 
     def _same_request(self, uid: str, workflow: str, key: str) -> RequestStatus:

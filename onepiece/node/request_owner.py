@@ -13,7 +13,7 @@ from typing import Any, Final
 from attrs import define, evolve, field, frozen
 
 from onepiece.codec import CodecError
-from onepiece.core.admission import RequestBudget
+from onepiece.core.admission import Admission
 from onepiece.core.request import RequestTable
 from onepiece.core.request_events import (
     Adopted,
@@ -108,14 +108,14 @@ class RequestOwner:
         env: Environment,
         tasks: asyncio.TaskGroup,
         *,
-        budget: RequestBudget,
+        admission: Admission,
         records: RecordKeeper,
         results: ResultReader,
         calls: Calls,
     ) -> None:
         self._env = env
         self._tasks = tasks
-        self._budget = budget
+        self._admission = admission
         self._records = records
         self._results = results
         self._calls = calls
@@ -206,7 +206,7 @@ class RequestOwner:
     def disown(self) -> None:
         """This node was declared dead: others may own its requests by now."""
         for uid in self._table.live_uids():
-            self._budget.give_back(uid)
+            self._admission.give_back(uid)
         self._table.disown()
         self._owned.clear()
         self._settled.set()
@@ -251,6 +251,7 @@ class RequestOwner:
         holdings: tuple[Holding, ...],
     ) -> None:
         self._own(graph, record, inputs)
+        self._admission.adopted(record.uid, record.workflow, record.terms, self._env.now())
         accepted_ = accepted(graph, record)
         self._handle(Adopted(accepted_, record.accepted_at, record.adoptions, holdings))
 
@@ -265,6 +266,7 @@ class RequestOwner:
             deadline_at=record.deadline_at,
             sent_at=self._env.now(),
             joins=record.joins,
+            terms=record.terms,
         )
         self._owned[record.uid] = _Owned(graph, header, inputs, record)
 
@@ -398,10 +400,11 @@ class RequestOwner:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Publish(event):
+                self._note_times(event)
                 for follower in self._followers.get(event.uid, ()):
                     follower.wake.set()
             case Settled(uid):
-                self._budget.give_back(uid)
+                self._admission.give_back(uid)
                 owned = self._owned.pop(uid, None)
                 if owned is not None:
                     if uid not in self._unstored:
@@ -418,6 +421,14 @@ class RequestOwner:
                 self._broadcast(StopRequest(uid, reason))
             case ReleaseRetained(uid, lives):
                 self._release(uid, lives)
+
+    def _note_times(self, event: RequestEvent) -> None:
+        """Let the door know how far a request is, and how long that took."""
+        now = self._env.now()
+        if event.kind is EventKind.STAGE_STARTED and event.stage is not None:
+            self._admission.started(event.uid, event.stage, event.at, now)
+        elif event.kind is EventKind.STAGE_FINISHED and event.stage is not None:
+            self._admission.finished(event.uid, event.stage, event.at, now)
 
     async def _keep_error(self, wanted: KeepError) -> None:
         """An error is stored as a result is, so that every proxy can tell it, and tells the same."""

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from attrs import field, frozen
 
+from onepiece.core.fair_door import Weights
 from onepiece.core.routing import RouteEpoch, RouteTable, life_of, rendezvous
 from onepiece.errors import NodeUnreachable
 from onepiece.graph import WorkflowGraph
@@ -211,6 +212,7 @@ class Environment:
     rng: random.Random = field(factory=random.SystemRandom)
     load_gate: asyncio.Semaphore = field(factory=lambda: asyncio.Semaphore(LOADS_AT_ONCE))
     """Held by each rank of a stage on several devices while it loads."""
+    weights: Weights = field(factory=Weights)
     call_numbers: Iterator[int] = field(init=False)
     """One sequence for the whole node, since several of its parts may be answered by the same kind of
     message. It begins anywhere, since answers to an earlier life may come to this one's address."""

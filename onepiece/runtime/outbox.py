@@ -90,6 +90,7 @@ class _Link:
     def close(self) -> None:
         """End the link; one that is still being opened is given up at once."""
         self.stop.set()
+        self._taken.set()  # who waits for what is queued waits in vain
         if not self.ready.done():
             self._fail(ChannelClosed(f"the link to {self.address} was closed"))
             if self.task is not None:

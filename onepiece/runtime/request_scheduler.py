@@ -6,18 +6,21 @@ message where it arrived, in the inbox's ring, until a worker takes the stage ta
 there: its first input would hold the ring's head while its last cannot come in. So inputs that wait
 for their siblings are copied out into memory with a budget of its own.
 
-Idle workers *pull* (Individual Mode, paper section 4.3). Workflows that share a stage take turns; in
-one workflow the stage task with the earliest arrival goes first. Nothing here waits or does I/O; time is an
-argument.
+Idle workers *pull* (Individual Mode, paper section 4.3). Workflows that share a stage take turns, and so do
+their tenants; within one, short stage tasks and those with priority pass others, within bounds
+(``core.waiting_order``). Nothing here waits or does I/O; time is an argument.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from attrs import define, field
 
 from onepiece.codec import CodecError, unpack
+from onepiece.core.fair_door import Weights
+from onepiece.core.live_times import LiveTimes
+from onepiece.core.waiting_order import WaitingOrder, rank
 from onepiece.errors import JoinBudgetExceeded
 from onepiece.graph import Constant, GraphNode
 from onepiece.messages import StageInput, Trail
@@ -107,13 +110,20 @@ class RequestScheduler:
 
     Args:
         join_bytes_max: Bytes that inputs may use while they wait for their siblings.
+        ready: What waits for a worker; by itself without weights.
     """
 
     join_bytes_max: int
+    _ready: "WaitingOrder[StageTask]" = field(factory=WaitingOrder)
     join_bytes: int = 0
     _joining: "OrderedDict[tuple[str, str], StageTask]" = field(factory=OrderedDict)
-    _ready: "OrderedDict[str, deque[StageTask]]" = field(factory=OrderedDict)
+    _times: LiveTimes = field(factory=LiveTimes)
     _queued: set[tuple[str, str]] = field(factory=set)
+
+    @classmethod
+    def weighted(cls, join_bytes_max: int, weights: Weights) -> Self:
+        """One in which workflows and tenants take turns by weight."""
+        return cls(join_bytes_max, WaitingOrder(weights.workflows, weights.tenants))
 
     def add(self, node: GraphNode, sources: frozenset[str], held: Held) -> StageTask | None:
         """Take a message's values for a graph node that waits for ``sources``.
@@ -145,9 +155,23 @@ class RequestScheduler:
             self.join_bytes -= sum(
                 h.length for source, h in stage_task.held.items() if source != header.source
             )
-        self._ready.setdefault(stage_task.workflow, deque()).append(stage_task)
-        self._queued.add(key)
+        self._queue(stage_task)
         return stage_task
+
+    def _queue(self, stage_task: StageTask) -> None:
+        terms = stage_task.header.terms
+        seen = self._times.time(stage_task.node, terms.size_class)
+        expected = 0.0 if seen is None else seen[0]
+        ranked = rank(stage_task.arrived_at, expected, terms.priority)
+        cost = 1.0 if seen is None else expected
+        self._ready.add(stage_task, stage_task.workflow, terms.tenant, ranked, cost)
+        self._queued.add((stage_task.uid, stage_task.node))
+
+    def took(self, stage_task: StageTask, started_at: float | None, finished_at: float | None) -> None:
+        """A stage task of this actor has taken so long: the next ones like it are expected to."""
+        if started_at is not None and finished_at is not None:
+            size_class = stage_task.header.terms.size_class
+            self._times.note(stage_task.node, size_class, finished_at - started_at)
 
     def _copied_out(self, held: Held) -> Held:
         if self.join_bytes + held.length > self.join_bytes_max:
@@ -168,15 +192,11 @@ class RequestScheduler:
         )
 
     def pull(self) -> StageTask | None:
-        """The next stage task to run, taking turns between workflows."""
-        for workflow, queue in self._ready.items():
-            stage_task = queue.popleft()
-            self._ready.move_to_end(workflow)
-            if not queue:
-                del self._ready[workflow]
+        """The next stage task to run."""
+        stage_task = self._ready.pull()
+        if stage_task is not None:
             self._queued.discard((stage_task.uid, stage_task.node))
-            return stage_task
-        return None
+        return stage_task
 
     def drop(self, uid: str) -> list[StageTask]:
         """Take out everything of a request; the caller releases the stage tasks."""
@@ -184,17 +204,10 @@ class RequestScheduler:
         for stage_task in dropped:
             del self._joining[stage_task.uid, stage_task.node]
             self.join_bytes -= sum(held.length for held in stage_task.held.values())
-        for workflow, queue in list(self._ready.items()):
-            gone = [stage_task for stage_task in queue if stage_task.uid == uid]
-            if not gone:
-                continue
-            dropped += gone
-            self._queued -= {(stage_task.uid, stage_task.node) for stage_task in gone}
-            kept = deque(stage_task for stage_task in queue if stage_task.uid != uid)
-            if kept:
-                self._ready[workflow] = kept
-            else:
-                del self._ready[workflow]
+        for stage_task in [each for each in self._ready if each.uid == uid]:
+            self._ready.remove(stage_task.workflow, stage_task.header.terms.tenant, stage_task)
+            self._queued.discard((uid, stage_task.node))
+            dropped.append(stage_task)
         return dropped
 
     def is_queued(self, uid: str, node: str) -> bool:
@@ -221,13 +234,12 @@ class RequestScheduler:
     def all_tasks(self) -> Iterable[StageTask]:
         """Everything here."""
         yield from self._joining.values()
-        for queue in self._ready.values():
-            yield from queue
+        yield from self._ready
 
     @property
     def queued(self) -> int:
         """Complete stage tasks that wait for a worker."""
-        return sum(len(queue) for queue in self._ready.values())
+        return len(self._ready)
 
     @property
     def joining(self) -> int:

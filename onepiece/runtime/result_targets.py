@@ -94,6 +94,7 @@ def targets_of(
             joins=header.joins,
             trail=trail,
             retained_by=retained_by if use.is_retained else None,
+            terms=header.terms,
         )
         found[use.node.id] = StageTarget(onward, use.node.stage, use.parts, use.is_retained)
     if graph.output.node == header.node:

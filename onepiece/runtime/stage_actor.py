@@ -97,7 +97,7 @@ class StageActor:
     """Of the stage's process, in a row."""
 
     def __attrs_post_init__(self) -> None:
-        self._scheduler = RequestScheduler(self.env.join_bytes)
+        self._scheduler = RequestScheduler.weighted(self.env.join_bytes, self.env.weights)
         self._work_done = StageWork(concurrency=self.spec.concurrency)
         self._reporter = StageReporter(self.actor_id, self.env)
         self._worker = TaskWorker(self.stage, self.threads)
@@ -344,6 +344,7 @@ class StageActor:
         or lead back here, each could wait for the other for ever. ``Retainer.room`` is the bound.
         """
         key = (stage_task.uid, stage_task.node)
+        self._scheduler.took(stage_task, shipment.report.started_at, shipment.report.finished_at)
 
         async def ship() -> None:
             self._computed.discard(key)  # from here on it is done, or runs again

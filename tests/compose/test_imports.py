@@ -9,7 +9,7 @@ import pytest
 
 import onepiece
 
-HEAVY = ("torch", "diffusers", "transformers", "uvicorn", "starlette", "httpx", "lmdb", "av", "zmq", "etcd3")
+HEAVY = ("torch", "diffusers", "transformers", "uvicorn", "starlette", "httpx", "lmdb", "av", "zmq")
 ROOT = Path(onepiece.__file__).parents[1]
 
 

@@ -5,7 +5,7 @@ from attrs import evolve
 
 from onepiece import Gpu, StageContext, stage, workflow
 from onepiece.codec import decode_control, encode_control
-from onepiece.coordination._state_file import ManagerCounters
+from onepiece.coordination._state_records import ManagerCounters
 from onepiece.core import (
     ActorReport,
     ActorState,

@@ -42,7 +42,7 @@ async def open_nodes(
         nodes = [seed]
         for _ in range(workers):
             worker = NodeOptions(
-                roles=frozenset({"worker"}), join=Address.parse(seed.address), devices=DEVICES, **options
+                roles=frozenset({"worker"}), join=(Address.parse(seed.address),), devices=DEVICES, **options
             )
             nodes.append(await stack.enter_async_context(open_node(worker, StopSignal(), parts)))
         await until_ready(proxy_of(seed))

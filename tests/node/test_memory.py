@@ -53,7 +53,7 @@ def held_by_proxy(proxy: ProxyService) -> dict[str, Any]:
         "live requests": owner.table.live_uids(),
         "inputs of live requests": owner._owned,
         "followers": owner._followers,
-        "places in the budget": range(owner._budget.in_flight),
+        "places in the budget": range(owner._admission.budget.in_flight),
         "questions without an answer": proxy._calls._waiting,
         "messages held back for adoptions": owner.adopter._held_back,
         "doubtful requests": owner.adopter._doubtful,

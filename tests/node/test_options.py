@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from onepiece.coordination import EMBEDDED, parse_coordination
 from onepiece.core.move_board import StageLimits
 from onepiece.errors import ConfigError
 from onepiece.node import options as node_options
@@ -70,6 +71,10 @@ def test_every_option_can_be_given_in_each_way(tmp_path: Path) -> None:
         "store_durability": "power",
         "rebalance": "on",
         "limits": "m:one=1..4,m:two=2..",
+        "weights": "workflow:film=2",
+        "other_sets": "http://b:7080",
+        "redirect_refused": "yes",
+        "coordination": "etcd://127.0.0.1:2379,[::1]:2379/blue",
     }
     for row in node_options._ROWS:
         text = texts.get(row.name, "7")
@@ -80,6 +85,26 @@ def test_every_option_can_be_given_in_each_way(tmp_path: Path) -> None:
         by_file = read_options(["--config", str(file)], {})
         assert by_flag == by_variable == by_file, row.name
         assert by_flag != NodeOptions(), row.name
+
+
+def test_several_managers_to_join() -> None:
+    """``--join`` takes several addresses; one that is none is named."""
+    found = read_options(["--join", "tcp://a:1,tcp://b:2"], {}).join
+    assert [str(address) for address in found] == ["tcp://a:1", "tcp://b:2"]
+    with pytest.raises(ConfigError, match="--join: 'tcp://a:1,b' is not usable"):
+        read_options(["--join", "tcp://a:1,b"], {})
+
+
+def test_an_etcd_is_named_by_its_members() -> None:
+    """Scheme, members and the set's name; what is written wrongly is told with an example."""
+    found = parse_coordination("etcd://10.0.0.1:2379,[::1]:2380/blue")
+    assert found.members == ("http://10.0.0.1:2379", "http://[::1]:2380")
+    assert found.prefix == "/onepiece/blue/"
+    assert parse_coordination("etcds://a:1").is_tls
+    assert parse_coordination("embedded") == EMBEDDED
+    for text in ("etcd://", "etcd://a", "etcd://a:0", "etcd://user:pass@a:1", "http://a:1", "etcd://a:1/x/y"):
+        with pytest.raises(ValueError, match="write embedded, or etcd://host:port"):
+            parse_coordination(text)
 
 
 def test_lists_in_all_ways(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 
 from onepiece import StageContext, stage, workflow
 
@@ -48,3 +49,20 @@ async def shown(ctx: StageContext[None], text: str) -> str:
 def film(name: str) -> str:
     """One behind the other."""
     return shown(slow(name))
+
+
+@stage(isolation="loop")
+async def napping(ctx: StageContext[None], seconds: float, is_held: bool) -> str:
+    """Takes so long, and for as long as it has to step if it is held."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
+    if is_held:
+        await may_step.acquire()
+    return "rested"
+
+
+@workflow
+def nap(seconds: float, is_held: bool) -> str:
+    """It alone."""
+    return napping(seconds, is_held)

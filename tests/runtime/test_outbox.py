@@ -248,6 +248,22 @@ async def test_heartbeats_to_nobody_are_not_waited_for() -> None:
             beating.cancel()
 
 
+async def test_what_is_queued_for_a_peer_that_is_dropped_is_not_waited_for() -> None:
+    """A node leaves although a message waits for room at a manager that is declared dead meanwhile."""
+    async with pair() as (outbox, peer), peer.ring(reading=False):
+        for number in range(2 * RING.slot_count):
+            outbox.post(peer.address, consumed(number))
+            for _ in range(5):
+                await asyncio.sleep(0)
+        flushing = asyncio.ensure_future(outbox.flushed())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not flushing.done()
+        outbox.drop(peer.address)
+        async with asyncio.timeout(20):
+            await flushing
+
+
 async def test_messages_to_oneself_need_no_ring() -> None:
     """They are handed over on the loop, later: a handler never runs inside of ``post``."""
     async with pair() as (outbox, _):

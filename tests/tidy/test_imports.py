@@ -16,7 +16,8 @@ OWNERS = {
     "cbor2": ("onepiece/_cbor.py",),
     "diffusers": ("stages/",),
     "distributed": ("onepiece/cli/bench_",),
-    "httpx": ("onepiece/client/",),
+    # The client of the proxy and that of etcd have nothing in common but the package.
+    "httpx": ("onepiece/client/", "onepiece/coordination/_etcd_client.py"),
     "huggingface_hub": ("stages/_diffusers.py",),
     # The manager's state and the results have nothing in common but the package.
     "lmdb": ("onepiece/store/_lmdb.py", "onepiece/coordination/_state_file.py"),
@@ -48,6 +49,7 @@ REQUIRED = frozenset(
 LAZY: dict[str, str] = {
     "onepiece/__init__.py": "the client needs httpx, which stages and workers do not",
     "onepiece/cli/bench_hop_process.py": "a stage of pyzmq must not carry what a node imports",
+    "onepiece/node/leadership.py": "the client of etcd needs httpx, which most nodes do without",
     "onepiece/cli/main.py": "each command imports only what it needs: help is there at once",
     "stages/demo/fork_server.py": "loading it before the fork is what the server is for",
     "stages/training/__main__.py": "each command imports only what it needs: they take seconds to import",
