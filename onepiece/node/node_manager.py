@@ -188,8 +188,7 @@ class ManagerService:
         while not self._events.empty():
             self._events.get_nowait()
 
-    @property
-    def _leads(self) -> bool:
+    def _does_lead(self) -> bool:
         return self._machine is not None
 
     @property
@@ -243,7 +242,7 @@ class ManagerService:
         )
 
     async def _register(self, ask: RegisterWorkflow) -> None:
-        if not self._leads:
+        if not self._does_lead():
             self._refuse(ask)
             return
         try:
@@ -251,7 +250,7 @@ class ManagerService:
         except OnePieceError as error:
             self._outbox.post(ask.reply_to, WorkflowRegistered(ask.call, error.to_wire()))
             return
-        if not self._leads:
+        if not self._does_lead():
             self._refuse(ask)
             return
         graph = workflow.graph
