@@ -197,8 +197,7 @@ class ManagerService:
         while not self._events.empty():
             self._events.get_nowait()
 
-    @property
-    def _leads(self) -> bool:
+    def _does_lead(self) -> bool:
         return self._machine is not None
 
     @property
@@ -253,25 +252,20 @@ class ManagerService:
         )
 
     async def _register(self, ask: RegisterWorkflow) -> None:
-        if self._refused(ask):
+        if not self._does_lead():
+            self._refuse(ask)
             return
         try:
             workflow = await self._imports.get(ask.module)
         except OnePieceError as error:
             self._outbox.post(ask.reply_to, WorkflowRegistered(ask.call, error.to_wire()))
             return
-        if self._refused(ask):
+        if not self._does_lead():
+            self._refuse(ask)
             return
         graph = workflow.graph
         self._offers.setdefault((graph.name, graph.digest), []).append(ask)
         self._enqueue(WorkflowOffered(RegisteredWorkflow.of(graph)))
-
-    def _refused(self, ask: RegisterWorkflow) -> bool:
-        """Whether this is no leader's to take; that is told."""
-        if not self._leads:
-            self._refuse(ask)
-            return True
-        return False
 
     def _refuse(self, ask: RegisterWorkflow) -> None:
         leader = self._coordinator.leader

@@ -321,6 +321,23 @@ async def test_flushed_means_taken() -> None:
         assert peer.messages == [consumed(1)]
 
 
+async def test_a_dropped_link_is_not_waited_for() -> None:
+    """A peer that takes nothing, with a queue before it, is declared dead while this node leaves."""
+    async with pair() as (outbox, peer), peer.ring(reading=False):
+        await send(outbox, peer, b"data")
+        for number in range(RING.slot_count + 2):
+            outbox.post(peer.address, consumed(number))
+            await asyncio.sleep(0.01)  # a ring message for each, until the ring is full
+        outbox.post(peer.address, consumed(99))
+        flushing = asyncio.ensure_future(outbox.flushed())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not flushing.done()
+        outbox.drop(peer.address)
+        async with asyncio.timeout(20):
+            await flushing
+
+
 async def test_flushed_means_that_what_follows_was_taken_too() -> None:
     """A message that is taken lets its sender tell who retained what it was made from: that is not lost."""
     async with pair() as (outbox, peer), peer.ring():
