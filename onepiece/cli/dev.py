@@ -7,7 +7,8 @@ import onepiece
 from onepiece.client import Client
 from onepiece.errors import OnePieceError
 from onepiece.log import configure
-from onepiece.node.node import Node, run_dev
+from onepiece.node.dev import run_dev
+from onepiece.node.node import Node
 
 PROBE_SECONDS: Final = 3600.0
 

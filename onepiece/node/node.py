@@ -17,14 +17,14 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
 from attrs import define, evolve
 
 from onepiece.core.admission import AdmissionRules
-from onepiece.core.inventory import Device, DeviceKind, NodeInfo
+from onepiece.core.inventory import Device, NodeInfo
 from onepiece.core.leader_search import LeaderSearch
 from onepiece.core.retention import RetentionTable
 from onepiece.errors import ConfigError, OnePieceError
@@ -42,21 +42,21 @@ from onepiece.node.leftovers import Leftovers
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
 from onepiece.node.node_stores import Stores, open_stores
-from onepiece.node.options import NodeOptions, is_exposed, weights_of
+from onepiece.node.options import NodeOptions, weights_of
 from onepiece.node.parts import NodeParts
 from onepiece.node.proxy import ProxyOptions, build_app
 from onepiece.node.proxy_service import ProxyService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.node.retain_service import RetainService
 from onepiece.node.state_directory import next_incarnation, open_state_directory
-from onepiece.node.stopping import StopSignal, watch_signals
+from onepiece.node.stopping import StopSignal
 from onepiece.node.store_service import StoreService
 from onepiece.runtime.checkpoints import Checkpoints
 from onepiece.runtime.devices import DeviceThreads, discover_devices, parse_device
 from onepiece.runtime.environment import Environment, Identity, Inboxes, Routes
 from onepiece.runtime.outbox import Outbox, open_outbox
 from onepiece.runtime.retainer import Output, Retainer
-from onepiece.runtime.workflows import WorkflowImports, import_workflow
+from onepiece.runtime.workflows import WorkflowImports
 from onepiece.store import ResultStore
 from transports import Address, Listener, ListenFailed, Options, Receiver
 
@@ -465,45 +465,3 @@ async def _until_drained(node: Node, stop: StopSignal) -> bool:
         draining.cancel()
         second.cancel()
     return draining in done
-
-
-async def _devices_for(reference: str) -> tuple[str, ...]:
-    """On a machine without GPUs: as many CPU devices as a stage of the workflow wants to work together."""
-    workflow = await asyncio.get_running_loop().run_in_executor(None, import_workflow, reference)
-    count = max(spec.resources.count for spec in workflow.graph.stages.values())
-    has_gpus = discover_devices()[0].kind is DeviceKind.GPU
-    return () if has_gpus or count == 1 else tuple(f"cpu:{index}" for index in range(count))
-
-
-async def run_dev(
-    workflow: str, *, http: str, listen: str, started: Callable[[Node], Coroutine[None, None, None]]
-) -> None:
-    """Run everything in one process, for ``onepiece dev``; until cancelled or a signal stops it.
-
-    Args:
-        workflow: ``module:workflow``.
-        http: Where clients reach it; port 0 takes a free one.
-        listen: Where nodes reach it.
-        started: Called with the node once it has bound its addresses; cancelled when it stops.
-
-    Raises:
-        ConfigError: Other machines could reach ``listen``, or the workflow cannot be imported.
-    """
-    options = NodeOptions(
-        listen=Address.parse(listen),
-        http=http,
-        workflows=(workflow,),
-        devices=await _devices_for(workflow),
-        drain_seconds=5.0,
-    )
-    if is_exposed(options):
-        raise ConfigError(
-            f"--listen {listen} can be reached from other machines, and this node has no secret: "
-            "listen on 127.0.0.1, or run `python -m onepiece.node` with a --secret-file"
-        )
-    stop = StopSignal()
-    with watch_signals(stop):
-        async with open_node(options, stop) as node, asyncio.TaskGroup() as tasks:
-            telling = tasks.create_task(started(node), name="started")
-            await serve_until_stopped(node, stop)
-            telling.cancel()

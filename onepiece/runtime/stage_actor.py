@@ -16,9 +16,8 @@ it holds, and unloads (the rest of ``setup``).
        |                      +----- a stage task left the stage dirty, or its process died: LOADING
        +-- setup raised --> FAILED (stays, so that the manager learns why)
 
-A worker does not wait until its output has been sent: while the next inbox is full it goes on with this
-one, as far as the node's memory for outputs allows (``Retainer.room``).
-Cancelling ``run`` stops at once: what is queued or runs is lost with the inbox.
+A worker does not wait until its output is sent: while the next inbox is full it goes on with this one, as
+far as ``Retainer.room`` allows. Cancelling ``run`` stops at once: what is queued or runs is lost with the inbox.
 """
 
 import asyncio
