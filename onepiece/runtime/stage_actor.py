@@ -17,7 +17,7 @@ it holds, and unloads (the rest of ``setup``).
        +-- setup raised --> FAILED (stays, so that the manager learns why)
 
 A worker does not wait until its output is sent: while the next inbox is full it goes on with this one, as
-far as ``Retainer.room`` allows. Cancelling ``run`` stops at once: what is queued or runs is lost with the inbox.
+far as there is ``Retainer.room``. Cancelling ``run`` stops at once: what is queued or runs is lost.
 """
 
 import asyncio
