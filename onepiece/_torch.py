@@ -6,7 +6,7 @@ behind the other in C order; then exactly its elements are copied, never the sto
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from onepiece.tensor import ITEM_BYTES
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
+
+    Group: TypeAlias = ProcessGroup | None
 
 _NAME_PREFIX: Final = "torch."
 

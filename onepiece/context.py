@@ -2,13 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
-    from torch.distributed import ProcessGroup
 
-    Group: TypeAlias = ProcessGroup | None
+    from onepiece._torch import Group
 
 State_co = TypeVar("State_co", covariant=True)
 Arguments = ParamSpec("Arguments")

@@ -5,6 +5,7 @@ that somebody waits for, it is done in place.
 """
 
 import asyncio
+import inspect
 import types
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
@@ -30,8 +31,15 @@ def begin(
         on_ended(None)
         return
     task = tasks.create_task(_rest_of(work, waits_for))
-    task.add_done_callback(lambda _: work.close())  # a task that is cancelled at once never goes on with it
+    task.add_done_callback(lambda _: _give_up(work, waits_for))
     task.add_done_callback(on_ended)
+
+
+def _give_up(work: Coroutine[Any, Any, None], waits_for: object) -> None:
+    """A task that is cancelled at once never goes on with the work: what that waits for is nobody's then."""
+    if inspect.getcoroutinestate(work) == inspect.CORO_SUSPENDED and isinstance(waits_for, asyncio.Future):
+        waits_for.cancel()
+    work.close()
 
 
 async def _rest_of(work: Coroutine[Any, Any, None], waits_for: object) -> None:

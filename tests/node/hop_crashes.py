@@ -144,7 +144,7 @@ async def open_hop_set(directory: Path, trap: Trap, workflow: str = "film") -> A
 
         workflows = (f"{WORKFLOWS}:{workflow}",)
         seed = await start("manager", "manager,store", workflows=workflows, workers=len(WORKERS))
-        joining = {"join": Address.parse(seed.address)}
+        joining = {"join": (Address.parse(seed.address),)}
         proxies = [await start(name, "proxy,store", **joining) for name in ("proxy-1", "proxy-2")]
         for name in WORKERS:
             await start(name, "worker", devices=DEVICES, **joining)

@@ -224,8 +224,18 @@ async def test_a_read_only_disk_refuses_copies_and_results_by_name(tmp_path: Pat
         await until_read(b, "u1", b"after")
 
 
-async def test_a_value_too_large_for_a_peers_ring_fails_alone(tmp_path: Path) -> None:
-    """A copy that can never fit is given up for a while; others go on."""
+async def test_a_value_larger_than_a_peers_ring_is_pulled(tmp_path: Path) -> None:
+    """Copies are as large as results may be, whatever the inbox."""
+    async with StoreNodes(tmp_path, inbox_bytes=1 << 20).run_all("a", "b") as (a, b):
+        await a.put("large", bytes(2 << 20))
+        await until_read(b, "large", bytes(2 << 20))
+
+
+async def test_a_value_too_large_to_be_pulled_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that can never be sent is given up for a while; others go on."""
+    monkeypatch.setattr("onepiece.runtime.outbox.EXPORTED_BYTES_MAX", 1 << 20)
     stores = StoreNodes(tmp_path, inbox_bytes=1 << 20)
     async with stores.run_all("a", "b") as (a, b):
         await a.put("large", bytes(2 << 20))

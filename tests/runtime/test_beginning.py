@@ -51,10 +51,11 @@ async def test_what_is_left_goes_on_in_a_task_of_its_own() -> None:
 async def test_work_whose_task_never_began_is_closed() -> None:
     """Its own cleaning up is done before anybody hears that it has ended."""
     steps: list[str] = []
+    awaited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def work() -> None:
         try:
-            await asyncio.get_running_loop().create_future()
+            await awaited
         finally:
             steps.append("cleaned up")
 
@@ -63,6 +64,7 @@ async def test_work_whose_task_never_began_is_closed() -> None:
         [task] = asyncio.all_tasks() - {asyncio.current_task()}
         task.cancel()
     assert steps == ["cleaned up", "ended"]
+    assert awaited.cancelled()  # nobody is left to look at what becomes of it
 
 
 async def test_an_error_of_the_first_step_is_raised_at_once() -> None:

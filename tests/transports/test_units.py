@@ -105,7 +105,7 @@ def test_third_party_transports_are_loaded(installed: dict[str, EntryPoint]) -> 
     installed["absent"] = EntryPoint("absent", "package_that_is_not_there:Transport", group)
     installed["other"] = EntryPoint("other", "builtins:dict", group)
     assert isinstance(registry.transport_for("carrier"), LocalTransport)
-    assert registry.known_schemes() == ("absent", "carrier", "local", "other", "tcp", "ucx")
+    assert registry.known_schemes() == ("absent", "carrier", "local", "other", "tcp", "ucx", "verbs")
     with pytest.raises(UnknownScheme, match="package_that_is_not_there"):
         registry.transport_for("absent")
     with pytest.raises(UnknownScheme, match="makes no Transport"):
