@@ -13,8 +13,8 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-# Tests whose nodes are judged by their heartbeats: they come first on the processors.
-SERVING := tests/acceptance tests/client tests/node tests/runtime tests/stages
+# Tests in which somebody is judged by heartbeats or leases: they come first on the processors.
+SERVING := tests/acceptance tests/client tests/node tests/runtime tests/stages tests/core/test_etcd.py tests/transports/test_processes.py
 
 .PHONY: demo test test-rdma test-rdma-quick test-serving test-parts setup setup-test lint explore explore-full chaos simulate bench clean
 

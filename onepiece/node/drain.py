@@ -14,7 +14,8 @@ Two things ask for it: an operator (``onepiece drain``), behind which the node w
 or told to resume; and SIGTERM, behind which it stops, and never resumes.
 """
 
-from typing import Self
+import asyncio
+from typing import Final, Self
 
 from attrs import define
 
@@ -27,6 +28,9 @@ from onepiece.node.member import Member
 from onepiece.node.proxy_service import ProxyService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.runtime.environment import Environment
+
+_LAST_WORDS_SECONDS: Final = 5.0
+"""Nothing is held then; what a peer that takes nothing for so long was to be told, it hears from nobody."""
 
 
 @define(eq=False)
@@ -84,7 +88,11 @@ class Drain:
             await self._env.retainer.emptied()
         if self._copies is not None:
             await self._copies.settled()
-        await self._env.outbox.flushed()
+        try:
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await self._env.outbox.flushed()
+        except TimeoutError:
+            get_logger().warning("peers_not_told", addresses=self._env.outbox.unquiet())
 
     def _on_set(self, ask: SetDraining) -> None:
         error: OnePieceError | None = None

@@ -350,6 +350,10 @@ class Outbox:
                 return
             await asyncio.sleep(0)  # a link whose sender has ended is about to
 
+    def unquiet(self) -> list[str]:
+        """Where messages wait to be sent, or to be taken."""
+        return [address for address, link in self._links.items() if not link.is_quiet]
+
     def drop(self, address: str) -> None:
         """Close the link, for example since its node was declared dead; the next use opens a new one."""
         link = self._links.pop(address, None)

@@ -37,7 +37,6 @@ from onepiece.limits import ISOLATED_STARTS_MAX
 from onepiece.log import get_logger
 from onepiece.messages import StageInput
 from onepiece.requests import EventKind
-from onepiece.runtime.beginning import begin
 from onepiece.runtime.checkpoints import keep_outputs
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
@@ -360,10 +359,7 @@ class StageActor:
         self._leaving += 1
         self._computed.add(key)
         self.env.retainer.sending(shipment.length)
-        if self.spec.checkpoint or len(shipment.targets) > 1:  # it enters a task group at once
-            tasks.create_task(ship()).add_done_callback(shipped)
-            return
-        begin(ship(), tasks, shipped)
+        tasks.create_task(ship()).add_done_callback(shipped)
 
     async def _send_on(self, stage_task: StageTask, shipment: "Shipment", deliver: ResultDeliver) -> None:
         """Retain the outputs, send them, and tell those who retain the inputs once all are taken.
