@@ -18,7 +18,7 @@ from typing import Final
 
 from transports._libucp import UcpError, UcpMissingError, load
 from transports.address import Address
-from transports.errors import ConnectFailed, ListenFailed, PeerLost, UnknownScheme
+from transports.errors import ConnectFailed, ListenFailed, UnknownScheme
 from transports.memory import Listener, Options, RemoteMemory
 from transports.region_memory import RegionMemory
 from transports.tcp import TcpListener, TcpTransport
@@ -28,8 +28,6 @@ from transports.ucx_owner import UcxOwnerSession, UcxRegion, new_memory
 from transports.ucx_producer import UcxMemory
 from transports.ucx_worker import Role, Worker
 
-_CONNECTS_MAX: Final = 3
-"""A session that is being opened ends with all others of its region when any of them is fenced."""
 _NO_TLS: Final = "ucx does not encrypt what is written beside the connection; use tcp with certificates"
 
 
@@ -56,15 +54,6 @@ class UcxTransport(TcpTransport):
         Requirement.of(address)
         if _wants_tls(options):
             raise ConnectFailed(f"cannot connect to {address}: {_NO_TLS}")
-        for _ in range(_CONNECTS_MAX - 1):
-            try:
-                return await self._connect(address, hello, options)
-            except ConnectFailed as error:
-                if not isinstance(error.__cause__, PeerLost):
-                    raise
-        return await self._connect(address, hello, options)
-
-    async def _connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
         try:
             return await super().connect(address, hello, options)
         except UcpError as error:

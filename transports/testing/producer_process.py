@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 
 from transports.address import Address
 from transports.channel import open_sender
+from transports.errors import ConnectFailed, PeerLost
 from transports.memory import Listener, Options, RemoteMemory, Transport
 from transports.operations import Chain, CompareAndSwap, Expired
 from transports.registry import transport_for
@@ -23,6 +24,7 @@ from transports.ring.layout import SLOT_BYTES
 from transports.testing.forwarding import ForwardingMemory
 
 STEPS = ("before the swap", "behind the swap", "behind the payload", "behind the slot", "behind the commit")
+_CONNECTS_MAX = 3
 
 
 def body_of(identity: str, number: int, longer_bytes: int = 0) -> bytes:
@@ -88,7 +90,16 @@ class SteppingTransport(Transport):
         return self._inner.listen(address, options)
 
     async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
-        """Open a session."""
+        """Open a session; again, if another one's fence took it along while it was being opened."""
+        for _ in range(_CONNECTS_MAX - 1):
+            try:
+                return await self._connect(address, hello, options)
+            except ConnectFailed as error:
+                if not isinstance(error.__cause__, PeerLost):
+                    raise
+        return await self._connect(address, hello, options)
+
+    async def _connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
         return SteppingMemory(await self._inner.connect(address, hello, options), self._options, self._rng)
 
 
