@@ -2,7 +2,7 @@
 
 Word that a request has ended goes to the nodes that its owner knows to have something of it. It can miss
 one: the owner died before it was sent, or a stage ran twice and the owner never heard of the second run.
-So a node asks about what it has had for some time. Whoever owns the request answers, or, if nobody is known
+So a node asks about what it has had for long. Whoever owns the request answers, or, if nobody is known
 to, any proxy: it looks for the request's record, which is there until the request has ended.
 """
 
@@ -16,11 +16,9 @@ from onepiece.node.control import ControlService
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.runtime.environment import Environment
 
-LOOK_SECONDS: Final = 1.0
-FIRST_SECONDS: Final = 2.0
-"""What was held so long is asked about: most of it is let go of sooner."""
-AGAIN_SECONDS: Final = 20.0
-"""It is asked about again after so long."""
+LOOK_SECONDS: Final = 5.0
+OLD_SECONDS: Final = 20.0
+"""What was held so long is asked about, and again after as long."""
 ASK_MAX: Final = 256
 """Requests in one question."""
 
@@ -36,8 +34,8 @@ class Leftovers:
     def __init__(self, env: Environment, held: Callable[[], Mapping[str, str]]) -> None:
         self._env = env
         self._held = held
-        self._due_at: dict[str, float] = {}
-        """When each request is to be asked about."""
+        self._asked_at: dict[str, float] = {}
+        """When each request was first seen here, or last asked about."""
 
     async def look(self) -> None:
         """Look now and then, until cancelled."""
@@ -47,11 +45,11 @@ class Leftovers:
 
     def _look(self, now: float) -> None:
         held = self._held()
-        self._due_at = {uid: self._due_at.get(uid, now + FIRST_SECONDS) for uid in held}
-        old = [uid for uid, due_at in self._due_at.items() if now >= due_at][:ASK_MAX]
+        self._asked_at = {uid: self._asked_at.get(uid, now) for uid in held}
+        old = [uid for uid, asked_at in self._asked_at.items() if now >= asked_at + OLD_SECONDS][:ASK_MAX]
         by_address: dict[str, list[str]] = {}
         for uid in old:
-            self._due_at[uid] = now + AGAIN_SECONDS
+            self._asked_at[uid] = now
             by_address.setdefault(self._env.owner_of(uid, held[uid]), []).append(uid)
         for address, uids in by_address.items():
             self._env.outbox.post(address, AskEnded(self._env.control_address, tuple(uids)))
