@@ -33,7 +33,12 @@ _NOTIFICATIONS: Final = 256
 """Of one session, that may wait to be heard."""
 _EXPECTS_ATTACH: Final[frames.Bounds] = {Kind.ATTACH: 0, Kind.BEAT: 0}
 _EXPECTS_WIRE: Final[frames.Bounds] = {Kind.WIRE: CARD_BYTES, Kind.BEAT: 0}
-_EXPECTS_LITTLE: Final[frames.Bounds] = {Kind.LISTEN: 0, Kind.BEAT: 0}
+_EXPECTS_LITTLE: Final[frames.Bounds] = {
+    Kind.LISTEN: 0,
+    Kind.BEAT: 0,
+    Kind.PULLED: frames.PULL_BYTES_MAX,
+    Kind.GONE: 0,
+}
 
 
 class PinnedMemory(RegionMemory):
