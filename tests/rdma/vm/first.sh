@@ -11,7 +11,7 @@ load() {
         $b insmod "/modules/$name.ko" || give_up "loading $name"
     done < "/modules/$1"
 }
-$b mkdir -p /proc /sys /dev /host /layer /root
+$b mkdir -p /proc /sys /dev /host /layer /merged
 $b mount -t proc proc /proc
 $b mount -t sysfs sysfs /sys
 $b mount -t devtmpfs dev /dev
@@ -19,12 +19,12 @@ load files
 $b mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=512000,cache=loose host /host || give_up "mounting the host"
 $b mount -t tmpfs -o size=75% layer /layer
 $b mkdir /layer/upper /layer/work
-$b mount -t overlay -o lowerdir=/host,upperdir=/layer/upper,workdir=/layer/work root /root || give_up "the overlay"
+$b mount -t overlay -o lowerdir=/host,upperdir=/layer/upper,workdir=/layer/work merged /merged || give_up "the overlay"
 load rdma
 for place in dev proc sys; do
-    $b mount --move /$place /root/$place
+    $b mount --move /$place /merged/$place
 done
-$b mount -t tmpfs run /root/run
-$b mkdir /root/run/vm
-$b cp /bin/busybox /job/* /root/run/vm/
-exec $b switch_root /root /run/vm/busybox sh /run/vm/second.sh
+$b mount -t tmpfs run /merged/run
+$b mkdir /merged/run/vm
+$b cp /bin/busybox /job/* /merged/run/vm/
+exec $b switch_root /merged /run/vm/busybox sh /run/vm/second.sh
