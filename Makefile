@@ -31,7 +31,7 @@ test-serving: setup-test
 test-parts: setup-test
 	nice -n 19 $(BIN)/python -m pytest $(SERVING:%=--ignore=%)
 	nice -n 19 $(BIN)/python -m simulations explore --quick --mutants --published
-	nice -n 19 $(BIN)/python -m simulations cluster --seed 41 --seeds 100 --jobs 2
+	nice -n 19 $(BIN)/python -m simulations cluster --seed 0 --seeds 200 --jobs 2
 
 # In a virtual machine with two Soft-RoCE devices, under emulation: docs/how-to/test-rdma.md. What is compiled
 # out here, and plugins that are not loaded, would take long in there.

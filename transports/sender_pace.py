@@ -10,6 +10,7 @@ _SECONDS: Final = (0.1, 0.25)
 sides about as much as a message."""
 _DRAINING_SECONDS: Final = (0.005, 0.01)
 """First and longest while somebody waits in ``drained``."""
+_RESOLUTION_SECONDS: Final = 1e-6
 
 
 @define(eq=False)
@@ -24,8 +25,9 @@ class Pace:
 
     @property
     def wait(self) -> float:
-        """Seconds until the next look; not above 0 if it is due."""
-        return self._at - self.clock()
+        """Seconds until the next look, 0 if it is due; timers ring a little early, and are due then."""
+        seconds = self._at - self.clock()
+        return seconds if seconds > _RESOLUTION_SECONDS else 0.0
 
     def sent(self, under_way: int) -> None:
         """A message was sent; so many are under way now. What is sent puts off no look that is due."""
