@@ -60,7 +60,7 @@ class Staging:
         start = self._end
         if start % self._size + length > self._size:
             start += self._size - start % self._size
-        end = start + length + -length % _LINE
+        end = start + max(_LINE, length + -length % _LINE)  # never nothing: ends tell places apart
         if end - self._begin > self._size:
             return None
         self._end = end

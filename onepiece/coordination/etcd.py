@@ -54,6 +54,7 @@ _CALL_SECONDS: Final = 2.0
 _LEASE_USED: Final = 0.9
 """The part of its lease for which a leader leads: clocks do not run alike."""
 _REVOKE_SECONDS: Final = 1.0
+_START_SECONDS: Final = 6.0
 
 
 @frozen
@@ -61,13 +62,15 @@ class EtcdOptions:
     """Which etcd, and how this candidate uses it.
 
     ``address`` is the candidate's control address, which others are told while it leads;
-    ``lease_seconds`` (at least 2) is how long a leader that has died or is cut off still counts as one.
+    ``lease_seconds`` (at least 2) is how long a leader that has died or is cut off still counts as one;
+    ``start_seconds`` for how long an etcd that does not answer is tried before the candidate does not start.
     """
 
     members: tuple[str, ...]
     prefix: str
     address: str
     lease_seconds: int = 5
+    start_seconds: float = _START_SECONDS
     tls: ssl.SSLContext | None = field(default=None, repr=False)
 
 
@@ -76,17 +79,12 @@ async def open_etcd(options: EtcdOptions) -> AsyncIterator[Coordinator]:
     """A candidate that may lead; leaving the context gives the leadership up, so that the next one leads.
 
     Raises:
-        ConfigError: No member of etcd answers, or it refuses; the message says what was tried.
+        ConfigError: No member of etcd answers in ``start_seconds``, or it refuses; the message says what was
+            tried.
     """
     call_seconds = min(_CALL_SECONDS, options.lease_seconds / 4)
     async with open_client(options.members, call_seconds, options.tls) as client:
-        try:
-            await client.read(_leader_key(options))
-        except (EtcdUnreachableError, EtcdRefusedError) as error:
-            raise ConfigError(
-                f"--coordination: {error}; start etcd (3.4 or later), or name the addresses at which its "
-                "members serve clients"
-            ) from error
+        await _wait_reachable(options, client)
         async with anyio.create_task_group() as tasks:
             coordinator = _Etcd(options, client, tasks)
             try:
@@ -95,6 +93,24 @@ async def open_etcd(options: EtcdOptions) -> AsyncIterator[Coordinator]:
                 tasks.cancel_scope.cancel()
                 with anyio.move_on_after(_REVOKE_SECONDS, shield=True):
                     await coordinator.close()
+
+
+async def _wait_reachable(options: EtcdOptions, client: EtcdClient) -> None:
+    """A mistake in the addresses is told at the start; an etcd that starts at the same time is waited for."""
+    give_up_at = anyio.current_time() + options.start_seconds
+    while True:
+        try:
+            await client.read(_leader_key(options))
+        except (EtcdUnreachableError, EtcdRefusedError) as error:
+            if isinstance(error, EtcdRefusedError) or anyio.current_time() >= give_up_at:
+                raise ConfigError(
+                    f"--coordination: {error}; start etcd (3.4 or later), or name the addresses at which its "
+                    "members serve clients"
+                ) from error
+            get_logger().warning("etcd_unusable", error=str(error))
+            await anyio.sleep(_POLL_SECONDS)
+        else:
+            return
 
 
 def _leader_key(options: EtcdOptions) -> bytes:

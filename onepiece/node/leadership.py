@@ -30,7 +30,7 @@ def opening_coordinator(
     from onepiece.coordination.etcd import EtcdOptions, open_etcd
 
     tls = _tls(options) if chosen.is_tls else None
-    return open_etcd(EtcdOptions(chosen.members, chosen.prefix, own, options.leader_seconds, tls))
+    return open_etcd(EtcdOptions(chosen.members, chosen.prefix, own, options.leader_seconds, tls=tls))
 
 
 def _tls(options: NodeOptions) -> ssl.SSLContext:

@@ -74,7 +74,7 @@ class Managed:
 async def managed(directory: Path, server: EtcdServer) -> AsyncIterator[Managed]:
     """Three managers, two proxies that keep requests and results, and two workers."""
     chosen = parse_coordination(server.coordination)
-    leading = ("--coordination", server.coordination, "--leader-seconds", "2", "--workers", f"{len(WORKERS)}")
+    leading = ("--coordination", server.coordination, "--leader-seconds", "4", "--workers", f"{len(WORKERS)}")
     workflow = ("--workflow", "simulations.chaos.workflow:diamond")
     with open_set(directory) as a_set:
         managers = {

@@ -31,6 +31,9 @@ from tests.etcd_server import EtcdServer, needs_etcd, run_etcd
 
 pytestmark = needs_etcd
 _CERTIFICATES = Path(__file__).parents[1] / "transports" / "certificates"
+OWN = "tcp://a:1/control"
+_LEASE_SECONDS = 10
+"""A call may take a quarter of it: on a busy machine an etcd can need a second to write."""
 VIDEO = make_workflow("video", make_need("denoise"))
 
 
@@ -44,7 +47,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
 @pytest.fixture
 def options(etcd: EtcdServer) -> EtcdOptions:
     """Of the first candidate."""
-    return EtcdOptions((etcd.member,), f"/onepiece/{os.urandom(6).hex()}/", "tcp://a:1/control", 2)
+    return EtcdOptions((etcd.member,), f"/onepiece/{os.urandom(6).hex()}/", OWN, _LEASE_SECONDS)
 
 
 @pytest.fixture
@@ -136,7 +139,7 @@ async def test_a_lost_lease_is_noticed_without_a_write(options: EtcdOptions, cli
 
 async def test_an_etcd_that_stands_still_ends_the_leadership(options: EtcdOptions, etcd: EtcdServer) -> None:
     """The leader steps down by its own clock, no write is acknowledged, and then all goes on."""
-    async with open_etcd(options) as first:
+    async with open_etcd(evolve(options, lease_seconds=4)) as first:
         state = await first.lead()
         with etcd.paused(), anyio.fail_after(30):
             with pytest.raises(LeadershipLost, match="no member of etcd answered within"):
@@ -159,7 +162,6 @@ async def test_a_write_whose_answer_was_lost_is_found(
             raise EtcdUnreachableError("the answer was lost")
         return calls[-1]
 
-    options = evolve(options, lease_seconds=20)  # calls may take a quarter of it, on a busy machine, too
     async with open_etcd(options) as first:
         state = evolve(await first.lead(), next_actor_id=5)
         monkeypatch.setattr(EtcdClient, "transact", lossy)
@@ -239,7 +241,7 @@ async def test_members_that_do_not_answer_are_named() -> None:
         silent.listen()
         members = ("http://127.0.0.1:1", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(ConfigError) as caught:
-            async with open_etcd(EtcdOptions(members, "/x/", "a", 2)):
+            async with open_etcd(EtcdOptions(members, "/x/", "a", 2, start_seconds=1.0)):
                 raise AssertionError("there is no etcd")
     assert all(member in caught.value.message for member in members)
     assert "start etcd" in caught.value.message
@@ -272,5 +274,5 @@ async def test_an_etcd_behind_tls(tmp_path: Path) -> None:
 async def test_a_member_that_is_gone_is_passed_over(options: EtcdOptions) -> None:
     """As long as one member answers, the others' absence costs time alone."""
     members = ("http://127.0.0.1:1", *options.members)
-    async with open_etcd(evolve(options, members=members, lease_seconds=20)) as first:
+    async with open_etcd(evolve(options, members=members)) as first:
         assert to_records(await first.lead())
