@@ -78,7 +78,7 @@ class RetainService:
             return
         try:
             is_wanted = functools.partial(self._env.retainer.holds, key)
-            letter = Letter(output.target, output.parts, ask.attempt, is_wanted=is_wanted)
+            letter = Letter(output.target, output.parts, ask.attempt, is_wanted=is_wanted, key=key)
             life = await self._deliver.send(letter)
         except OnePieceError as error:
             errored = RequestErrored(ask.uid, ask.target, self._env.node_id, error.to_wire())

@@ -218,7 +218,9 @@ class Intake:
                 output = await self.env.retainer.fetch(key)
                 if output is not None:
                     is_wanted = functools.partial(self.env.retainer.holds, key)
-                    letters[key.target] = Letter(output.target, output.parts, attempt, is_wanted=is_wanted)
+                    letters[key.target] = Letter(
+                        output.target, output.parts, attempt, is_wanted=is_wanted, key=key
+                    )
             heading = await ResultDeliver(self.env).deliver(letters)
         except OnePieceError as error:
             self.reporter.broke(header, error)
