@@ -26,6 +26,7 @@ from attrs import define, evolve
 from onepiece.core.admission import AdmissionRules
 from onepiece.core.inventory import Device, NodeInfo
 from onepiece.core.leader_search import LeaderSearch
+from onepiece.core.lending import LendingBounds
 from onepiece.core.retention import RetentionTable
 from onepiece.errors import ConfigError, OnePieceError
 from onepiece.ids import new_node_name
@@ -39,6 +40,7 @@ from onepiece.node.control import ControlService
 from onepiece.node.drain import Drain
 from onepiece.node.leadership import opening_coordinator
 from onepiece.node.leftovers import Leftovers
+from onepiece.node.lender import Lender, open_lender
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
 from onepiece.node.node_stores import Stores, open_stores
@@ -165,6 +167,7 @@ async def _compose(
     identity = Identity(info.node_id, info.incarnation)
     outbox = await _open_outbox(identity, wire, parts, stack)
     devices = await _open_devices(info, parts, stack)
+    lender = await _open_lender(options, info, parts, stop, stack)
     stores = await open_stores(options, state_dir, parts, stack)
     tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()
@@ -187,7 +190,7 @@ async def _compose(
     )
     outbox.deliver_locally(env.control_address, control.dispatch)
     imports = WorkflowImports(parts.workflows)
-    host = _start_host(options, env, control, devices, imports, stores, tasks)
+    host = _start_host(options, env, control, devices, imports, stores, tasks, lender)
     copies = _start_store(options, stores, env, control, tasks)
     proxy = _make_proxy(options, env, tasks)
     if proxy is not None:
@@ -220,6 +223,21 @@ async def _open_devices(
     ]
 
 
+async def _open_lender(
+    options: NodeOptions,
+    info: NodeInfo,
+    parts: NodeParts,
+    stop: StopSignal,
+    stack: contextlib.AsyncExitStack,
+) -> Lender | None:
+    if not options.lend:
+        return None
+    bounds = LendingBounds(options.lend_idle_seconds, options.lend_stop_seconds)
+    names = [device.name for device in info.devices]
+    opening = open_lender(options.lend, names, bounds, parts.monotonic, stop.now)
+    return await stack.enter_async_context(opening)
+
+
 async def _open_outbox(
     identity: Identity, wire: Options, parts: NodeParts, stack: contextlib.AsyncExitStack
 ) -> Outbox:
@@ -241,9 +259,10 @@ def _start_host(
     imports: WorkflowImports,
     stores: Stores,
     tasks: asyncio.TaskGroup,
+    lender: Lender | None,
 ) -> ActorHost | None:
     """The actors of a worker; what outputs are asked of is answered by every node."""
-    host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
+    host = ActorHost(env, devices, imports, tasks, lender) if "worker" in options.roles else None
     kept = stores.checkpoints
     RetainService(
         env,
