@@ -44,7 +44,7 @@ _TICK_SECONDS: Final = 10.0
 
 @frozen
 class Delays:
-    """What passes beside the stages' own times, in seconds; whoever waits for it keeps no worker busy."""
+    """What passes beside the stages' own times, in seconds; only ``turn`` keeps a worker busy."""
 
     entry: float = 0.0
     """From the arrival of a request until the inputs are at its first stages."""
@@ -52,6 +52,8 @@ class Delays:
     """From the end of one stage until its output is at the next."""
     exit: float = 0.0
     """From the end of the last stage until the client has the result."""
+    turn: float = 0.0
+    """From the end of a stage until its worker begins with what waits."""
     news: float = 0.0
     """From the end of a stage until the node that sent its input has heard of it."""
 
@@ -184,6 +186,8 @@ class World:
         match event:
             case _Run():
                 self._end(event, now)
+            case _Turned(instance):
+                self._turn(instance, now)
             case _News(stage, sender, instance):
                 self._dispatch[stage].change(sender, instance, -1)
             case _Instance() as instance:
@@ -296,7 +300,6 @@ class World:
     def _end(self, run: "_Run", now: float) -> None:
         instance, delays = run.instance, self._options.delays
         stage = instance.actor.stage
-        instance.free += 1
         instance.outstanding -= len(run.tasks)
         for request, place, sender, _ in run.tasks:
             self._hear(stage, sender, instance, now)
@@ -311,10 +314,21 @@ class World:
                 request.missing[after] -= 1
                 if not request.missing[after]:
                     self._send(request, after, instance.actor.node_id, delays.hop, now)
+        if delays.turn:
+            self._at(now + delays.turn, _Turned(instance))
+        else:
+            self._turn(instance, now)
+
+    def _turn(self, instance: _Instance, now: float) -> None:
+        """A worker is free."""
+        instance.free += 1
         if len(instance.queue):
             self._start(instance, now)
-        elif instance.drains and not instance.outstanding:
+        elif instance.drains and not instance.outstanding and self._is_idle(instance):
             self._gone(instance, now)
+
+    def _is_idle(self, instance: _Instance) -> bool:
+        return instance.free == self._model.stages[instance.actor.stage].concurrency
 
     def _hear(self, stage: str, sender: str, instance: _Instance, now: float) -> None:
         if self._options.delays.news:
@@ -405,7 +419,7 @@ class World:
         instance.drains = True
         self._dispatch[instance.actor.stage].remove(instance)
         self._serving[instance.actor.stage] -= 1
-        if not instance.outstanding:
+        if not instance.outstanding and self._is_idle(instance):
             self._gone(instance, now)
 
     def _gone(self, instance: _Instance, now: float) -> None:
@@ -467,6 +481,12 @@ class _Run(NamedTuple):
     instance: _Instance
     tasks: list[_Task]
     seconds: float
+
+
+class _Turned(NamedTuple):
+    """A worker is about to be free."""
+
+    instance: _Instance
 
 
 class _News(NamedTuple):

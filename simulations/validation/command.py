@@ -49,6 +49,8 @@ STEP: Final = (
 )
 """Requests a second before and behind the step: only their proportions count, the load is ``--step``."""
 CALIBRATIONS: Final = 4
+CROWDED: Final = "collage"
+CROWD: Final = 20
 SAMPLES: Final = 12
 
 
@@ -87,7 +89,8 @@ async def _measure(options: argparse.Namespace) -> Validation:
     names = [f"{MODULE}:{name}" for name in workflows.WORKFLOWS]
     async with open_real_set(names, WORKERS, DEVICES) as client:
         samples = await _calibrate(client, demands)
-        delays = delays_of(model, demands, samples, REPORT_LINGER_SECONDS)
+        crowd = await _crowd(client, demands)
+        delays = delays_of(model, demands, samples, crowd, REPORT_LINGER_SECONDS)
         found = Validation(model, demands, await places_of(client), delays)
         for load in options.loads:
             await _steady(client, found, load, options)
@@ -134,6 +137,12 @@ async def _calibrate(client: Client, demands: Sequence[Demand]) -> list[Sample]:
         ]
         samples += [sample for run in runs[1:] for sample in run.samples]
     return samples
+
+
+async def _crowd(client: Client, demands: Sequence[Demand]) -> tuple[Sample, ...]:
+    """Requests that come at once to a workflow whose first stage has one instance."""
+    number = next(n for n, demand in enumerate(demands) if demand.workflow == CROWDED)
+    return (await run_load(client, demands, _inputs(demands), [(0.0, number)] * CROWD)).samples
 
 
 async def _steady(client: Client, found: Validation, load: float, options: argparse.Namespace) -> None:

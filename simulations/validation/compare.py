@@ -4,6 +4,7 @@ Rates are of requests that were done within a part of the run, and so are latenc
 behind the part's end counts in neither.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -123,9 +124,21 @@ def compared(name: str, load: float, run: LoadRun, simulated: Finishes, begin: f
 
 
 def delays_of(
-    model: CapacityModel, demands: Sequence[Demand], samples: Sequence[Sample], news: float
+    model: CapacityModel,
+    demands: Sequence[Demand],
+    samples: Sequence[Sample],
+    crowd: Sequence[Sample],
+    news: float,
 ) -> Delays:
-    """What passes beside the stages' times, as means over requests that waited for nobody."""
+    """What passes beside the stages' times, as means.
+
+    Args:
+        model: What steps there are.
+        demands: By number.
+        samples: Requests that waited for nobody.
+        crowd: Requests that came at once: where they wait, a worker turns from one to the next.
+        news: Taken as it is.
+    """
     entry, hop, leave = [], [], []
     for sample in samples:
         spans = sample.spans
@@ -135,7 +148,23 @@ def delays_of(
             else:
                 entry.append(spans[step.name].begun_at - sample.submitted_at)
         leave.append(sample.done_at - max(span.ended_at for span in spans.values()))
-    return Delays(_mean(entry), _mean(hop), _mean(leave), news)
+    return Delays(_mean(entry), _mean(hop), _mean(leave), _mean(turns_of(model, demands, crowd)), news)
+
+
+def turns_of(model: CapacityModel, demands: Sequence[Demand], samples: Sequence[Sample]) -> list[float]:
+    """From the end of one run to the begin of the next, at first steps of which there is one instance.
+
+    The first quarter is left out: by then all inputs have come, and nothing else is waited for.
+    """
+    found = []
+    workflow = demands[samples[0].demand].workflow
+    for step in model.shape(workflow).steps:
+        spans = sorted((sample.spans[step.name] for sample in samples), key=lambda span: span.begun_at)
+        if step.after or len({span.node for span in spans}) > 1:
+            continue
+        waiting = spans[len(spans) // 4 :]
+        found += [later.begun_at - span.ended_at for span, later in itertools.pairwise(waiting)]
+    return found
 
 
 def stage_seconds(

@@ -1,7 +1,8 @@
 """Real requests at given moments, and what became of each: when it came, when it was done, its stages' times.
 
 The load is open: a request comes when it is to come, whether or not the ones before are done. Latency is
-counted from the moment when its client begins to submit it until that client has heard that it is done.
+counted from the moment when its client begins to submit it until that client has heard that it is done. The
+result is not fetched: clients share the processors with what is measured.
 """
 
 import asyncio
@@ -97,15 +98,13 @@ async def _request(client: Client, demand: Demand, inputs: Mapping[str, Any], sa
     begun: dict[str, float] = {}
     async with aclosing(handle.events()) as events:
         async for event in events:
-            if event.stage is None:
-                continue
-            if event.kind is EventKind.STAGE_STARTED:
-                begun[event.stage] = event.at
-            elif event.kind is EventKind.STAGE_FINISHED:
-                sample.spans[event.stage] = Span(event.node or "", begun.get(event.stage, event.at), event.at)
+            match event.kind, event.stage:
+                case EventKind.STAGE_STARTED, str() as stage:
+                    begun[stage] = event.at
+                case EventKind.STAGE_FINISHED, str() as stage:
+                    sample.spans[stage] = Span(event.node or "", begun.get(stage, event.at), event.at)
+                case ((EventKind.FAILED | EventKind.CANCELLED), _):
+                    sample.error = str(event.detail.get("message", event.kind.value))
+                case _:
+                    pass
     sample.done_at = time.time()
-    status = await handle.wait()
-    if status.error is not None:
-        sample.error = str(status.error.get("message"))
-    else:
-        await handle.drop()

@@ -64,6 +64,8 @@ class Validation:
         delays = ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in asdict(self.delays).items())
         lines += ["", f"beside the stages: {delays}"]
         for name, slower in self.slower.items():
+            if not slower:
+                continue
             worst = max(slower, key=lambda stage: abs(slower[stage]))
             lines.append(
                 f"{name}: {worst} took {slower[worst]:+.1%} more than its profile, the others are nearer"
