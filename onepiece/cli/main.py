@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from onepiece._program import imported
 from onepiece.cli import exits
 from onepiece.cli.inputs import HELP as INPUT_HELP
 from onepiece.errors import ConfigError, OnePieceError, last_frame
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = build_parser().parse_args(argv)
     try:
+        imported()
         code: int = arguments.run(arguments)
     except KeyboardInterrupt:
         return exits.INTERRUPTED

@@ -247,6 +247,15 @@ class Client:
         answer = await self._connection.call("GET", "/v1/nodes")
         return [node_from_plain(each) for each in answer["nodes"]]
 
+    async def node(self, name: str) -> NodeInfo:
+        """One node of the set; ``waits_for`` says what it still holds if it drains.
+
+        Raises:
+            UnknownNode: No node of this name is in the set; those that are are listed.
+            NodeUnreachable: Nobody answers, or that node does not.
+        """
+        return node_from_plain(await self._connection.call("GET", f"/v1/nodes/{quote(name, '')}"))
+
     async def placement(self) -> Mapping[str, Any]:
         """What the manager wants to run where, what does, and the moves: see ``GET /v1/placement``.
 

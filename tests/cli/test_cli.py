@@ -434,6 +434,31 @@ async def test_an_interrupted_submit_cancels_its_request(capsys: pytest.CaptureF
         assert b"Traceback" not in rest
 
 
+async def test_drain_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, not with each look; when time is over the exit code says that it has not drained."""
+    async with served(capsys) as the:
+        view = NodeView("n1", 1, "tcp://h:1", None, ["worker"], "alive", ["cpu:0"], [], 1, 0.5, ("a", "b"))
+        the.frontend.node_views = [view]
+        assert await the.run("drain", "n1", "--timeout", "1.5") == exits.FAILED
+        assert (the.out, the.err) == ("n1 draining\n", "n1 waits for a; b\n")
+
+
+async def test_drain_ends_when_somebody_resumes_the_node(capsys: pytest.CaptureFixture[str]) -> None:
+    """It does not wait for what nobody wants any more."""
+    async with served(capsys) as the:
+        the.frontend.node_views = [
+            NodeView("n1", 1, "tcp://h:1", None, ["worker"], "alive", ["cpu:0"], [], 1, 0.5, ("work",))
+        ]
+        asked = the.frontend.asked_nodes
+        drained = asyncio.ensure_future(the.run("drain", "n1"))
+        with anyio.fail_after(30):
+            while not asked:  # noqa: ASYNC110 - a fake
+                await asyncio.sleep(0.01)
+            await the.frontend.set_draining("n1", draining=False)
+            assert await drained == exits.REJECTED
+        assert "was told to resume" in the.err
+
+
 @pytest.mark.parametrize("subject", sorted(BENCHES))
 def test_bench_passes_its_arguments_on(subject: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands behind the subject is the subject's; its exit code is ours."""
