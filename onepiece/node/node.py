@@ -102,6 +102,10 @@ def make_info(options: NodeOptions, address: str, incarnation: int, parts: NodeP
     devices: tuple[Device, ...] = ()
     if "worker" in options.roles:
         devices = tuple(parse_device(text) for text in options.devices) or discover_devices()
+        names = [device.name for device in devices]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"--devices names {twice} twice: name each device once")
     return NodeInfo(
         node_id=options.name or new_node_name(parts.host_name(), parts.rng),
         incarnation=incarnation,
@@ -135,6 +139,8 @@ async def open_node(
     )
     parts = parts or NodeParts()
     transport = parts.find_transport(options.listen)
+    for address in options.join:
+        parts.find_transport(address)  # one that nobody could ever reach is told now
     async with contextlib.AsyncExitStack() as stack:
         state_dir = stack.enter_context(open_state_directory(options.state_dir))
         listener = await stack.enter_async_context(transport.listen(options.listen, wire))
@@ -144,7 +150,7 @@ async def open_node(
         node = await _compose(options, wire, listener, info, state_dir, stop, parts, stack)
         if options.ready_file is not None:
             _write_ready_file(options.ready_file, node)
-            stack.callback(options.ready_file.unlink, missing_ok=True)
+            stack.callback(_remove_ready_file, options.ready_file)
         get_logger().info(
             "node_started", node=info.node_id, address=node.address, http=node.http, roles=list(info.roles)
         )
@@ -424,9 +430,17 @@ def _write_ready_file(path: Path, node: Node) -> None:
         "http": node.http,
         "process_id": os.getpid(),
     }
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content), encoding="utf-8")
-    partial.replace(path)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(json.dumps(content), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"--ready-file {str(path)!r} cannot be written: {error}") from error
+
+
+def _remove_ready_file(path: Path) -> None:
+    with contextlib.suppress(OSError):  # whoever took the directory away does not look for the file in it
+        path.unlink()
 
 
 async def run_node(options: NodeOptions, stop: StopSignal) -> bool:
