@@ -26,9 +26,8 @@ from onepiece.client.api import (
     workflow_from_plain,
 )
 from onepiece.client.handle import RequestHandle
-from onepiece.codec import VALUE_CONTENT_TYPE, Packed, pack
+from onepiece.codec import VALUE_CONTENT_TYPE, Packed, pack_inputs
 from onepiece.errors import (
-    CodecError,
     InvalidInput,
     NodeUnreachable,
     NotReady,
@@ -150,7 +149,7 @@ class Client:
             workflow, inputs, returns = call.workflow, call.inputs, call.returns
         else:
             workflow = call
-        packed = _packed(inputs or {})
+        packed = pack_inputs(inputs or {})
         terms = terms_of(self._connection.options.tenant, priority, size_class)
         query = {"workflow": workflow, REDIRECT_PARAMETER: "0"}  # it turns to other sets by itself
         if timeout is not None:
@@ -328,19 +327,6 @@ def _checked_key(key: object) -> str:
     if isinstance(key, str) and is_key(key) and key == key.strip():
         return key
     raise InvalidInput(f"the key is {repr(key)[:40]}: {KEY_FORM}", field="key")
-
-
-def _packed(inputs: Mapping[str, Any]) -> Packed:
-    """All inputs as one body; one that has no form on the wire is named."""
-    try:
-        return pack(None, inputs)
-    except CodecError as error:
-        for name, value in inputs.items():
-            try:
-                pack(None, {name: value})
-            except CodecError as why:
-                raise InvalidInput(f"input {name!r}: {why.message}", field=name) from error
-        raise InvalidInput(f"the inputs: {error.message}") from error  # only together they are too much
 
 
 def _body(packed: Packed) -> Body:
