@@ -49,7 +49,7 @@ from onepiece.node.proxy_service import ProxyService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.node.retain_service import RetainService
 from onepiece.node.state_directory import next_incarnation, open_state_directory
-from onepiece.node.stopping import StopSignal
+from onepiece.node.stopping import StopSignal, unless_told
 from onepiece.node.store_service import StoreService
 from onepiece.runtime.checkpoints import Checkpoints
 from onepiece.runtime.devices import DeviceThreads, discover_devices, parse_device
@@ -448,12 +448,17 @@ async def run_node(options: NodeOptions, stop: StopSignal) -> bool:
 
     Raises ``OnePieceError`` if it is the set that told it, and what ``open_node`` raises.
     """
-    async with open_node(options, stop) as node:
-        return await serve_until_stopped(node, stop)
+
+    async def start_and_serve() -> bool:
+        async with open_node(options, stop) as node:
+            return await serve_until_stopped(node, stop)
+
+    return await unless_told(stop, start_and_serve()) is not False
 
 
 async def serve_until_stopped(node: Node, stop: StopSignal) -> bool:
     """Wait for the first stop, then drain and say good-bye; says whether nothing was left in hand."""
+    stop.is_serving = True
     await stop.drain.wait()
     get_logger().info("node_draining", node=node.info.node_id, bound_seconds=node.options.drain_seconds)
     drained = await _until_drained(node, stop)
