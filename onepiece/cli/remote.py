@@ -293,26 +293,26 @@ def _say_saved(uid: str, path: Path, size: int, *, as_json: bool) -> None:
 
 def _print_value(value: Any, arguments: Arguments, uid: str) -> bool:
     """Print what can be printed; false if the value is not for this standard output."""
-    if arguments.json:
-        try:
-            print(_json({"uid": uid, "value": to_plain(value)}))
-        except TypeError:  # it holds tensors
-            return False
-        return True
-    if isinstance(value, bytes):
+    if sys.stdout is None:  # it was closed by whoever started the command
+        return False
+    if isinstance(value, bytes) and not arguments.json:
         if arguments.output != STDOUT and sys.stdout.isatty():
             return False
         sys.stdout.buffer.write(value)
-        sys.stdout.buffer.flush()
-        return True
-    if isinstance(value, str):
-        print(value)
-        return True
-    try:
-        print(_json(to_plain(value)))
-    except TypeError:
-        return False
+    else:
+        try:
+            print(_text_of(value, arguments, uid))
+        except (TypeError, UnicodeEncodeError):  # it holds tensors, or what the terminal has no signs for
+            return False
+    sys.stdout.flush()  # what was not written must not be dropped from the store
     return True
+
+
+def _text_of(value: Any, arguments: Arguments, uid: str) -> str:
+    """The result as it is printed; raises ``TypeError`` if it has no text."""
+    if arguments.json:
+        return _json({"uid": uid, "value": to_plain(value)})
+    return value if isinstance(value, str) else _json(to_plain(value))
 
 
 def _request_row(status: RequestStatus, now: float) -> Sequence[str]:

@@ -4,7 +4,6 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, overload
-from urllib.parse import quote
 
 import anyio
 from attrs import define, field
@@ -32,9 +31,12 @@ from onepiece.errors import (
     NodeUnreachable,
     NotReady,
     Overloaded,
+    UnknownNode,
+    UnknownRequest,
     UnknownWorkflow,
 )
 from onepiece.graph import TypeSpec
+from onepiece.ids import is_node_name, is_uid
 from onepiece.limits import OTHER_SETS_MAX
 from onepiece.requests import RequestStatus
 from onepiece.workflow import Workflow, WorkflowCall
@@ -210,7 +212,12 @@ class Client:
             uid: The request's UID.
             workflow: Its workflow, for the type of the result; needed only where that holds objects
                 of classes of yours.
+
+        Raises:
+            UnknownRequest: The text has not a UID's form.
         """
+        if not is_uid(uid):  # it becomes part of a path, which it could lead elsewhere
+            raise UnknownRequest(f"{uid[:60]!r} is no UID of a request", uid=uid[:60])
         return RequestHandle(uid, self._connection, workflow.graph.returns if workflow else None)
 
     async def requests(self, *, limit: int = 100, state: str | None = None) -> Sequence[RequestStatus]:
@@ -253,7 +260,7 @@ class Client:
             UnknownNode: No node of this name is in the set; those that are are listed.
             NodeUnreachable: Nobody answers, or that node does not.
         """
-        return node_from_plain(await self._connection.call("GET", f"/v1/nodes/{quote(name, '')}"))
+        return node_from_plain(await self._connection.call("GET", _node_path(name)))
 
     async def placement(self) -> Mapping[str, Any]:
         """What the manager wants to run where, what does, and the moves: see ``GET /v1/placement``.
@@ -280,7 +287,7 @@ class Client:
             UnknownNode: No node of this name is in the set; those that are are listed.
             NodeUnreachable: Nobody answers, or that node does not.
         """
-        return node_from_plain(await self._connection.call("POST", f"/v1/nodes/{quote(node, '')}/drain"))
+        return node_from_plain(await self._connection.call("POST", f"{_node_path(node)}/drain"))
 
     async def resume(self, node: str) -> NodeInfo:
         """Have a node that drains take work again.
@@ -290,7 +297,7 @@ class Client:
             NotReady: It was told to stop, and does not resume.
             NodeUnreachable: Nobody answers, or that node does not.
         """
-        return node_from_plain(await self._connection.call("POST", f"/v1/nodes/{quote(node, '')}/resume"))
+        return node_from_plain(await self._connection.call("POST", f"{_node_path(node)}/resume"))
 
     async def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until every stage of every workflow is loaded.
@@ -315,6 +322,12 @@ class Client:
                 await pause(attempt)
                 attempt += 1
         raise latest or NodeUnreachable(f"{self.url} did not answer within {timeout} seconds", url=self.url)
+
+
+def _node_path(name: str) -> str:
+    if not is_node_name(name):
+        raise UnknownNode(f"{name[:60]!r} is no name of a node; see `onepiece nodes`", node=name[:60])
+    return f"/v1/nodes/{name}"
 
 
 def _seconds(timeout: object) -> str:

@@ -304,6 +304,8 @@ async def test_nobody_there_has_an_exit_code(capsys: pytest.CaptureFixture[str])
         ["list", "--state", "lost"],
         ["bench", "speed"],
         ["nodes", "--server", "ftp://x"],
+        ["drain", "n1", "--timeout", "nan"],
+        ["drain", "n1", "--timeout", "-1"],
     ],
 )
 def test_a_wrong_command_is_usage(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,6 +340,27 @@ async def test_what_cannot_be_printed_is_kept(capsys: pytest.CaptureFixture[str]
         assert await the.run("submit", "echo", "--input", "text=x") == 0
         assert not the.out
         assert f"onepiece result {the.only} -o FILE" in the.err
+        assert not the.frontend.requests_by_uid[the.only].is_purged
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("{} >/dev/full", exits.USAGE),
+        ("{} >&-", exits.OK),
+        ("PYTHONIOENCODING=ascii {}", exits.OK),
+    ],
+)
+async def test_what_was_not_printed_is_kept(
+    command: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk behind standard output, none at all, or one that has no sign for it."""
+    async with served(capsys, lambda name, inputs: "\N{SKULL AND CROSSBONES}") as the:
+        submit = f"{sys.executable} -m onepiece.cli submit echo --input text=x --quiet --server {the.url}"
+        ended = await anyio.run_process(command.format(submit), env=ENVIRONMENT, check=False)
+        said = ended.stderr.decode()
+        assert (ended.returncode, "Traceback" in said) == (code, False), said
+        assert ("is kept" in said) is (code == exits.OK)
         assert not the.frontend.requests_by_uid[the.only].is_purged
 
 
