@@ -91,6 +91,10 @@ OUTPUTS_RESENT: Final = _counter(
 
 # --- workers -----------------------------------------------------------------------------------
 
+DEVICE_DECLARED_BYTES: Final = _gauge(
+    "device_memory_declared_bytes", "what the stages on a device say that they need", "device"
+)
+DEVICE_LIMIT_BYTES: Final = _gauge("device_memory_limit_bytes", "the memory of a device", "device")
 STAGE_ACTORS: Final = _gauge("stage_actors", "actors by their state", "stage", "device", "state")
 STAGE_WORKERS: Final = _gauge("stage_workers", "how many stage tasks run at once", "stage", "device")
 STAGE_RUNNING: Final = _gauge("stage_running", "stage tasks that run", "stage", "device")

@@ -42,7 +42,8 @@ class NodeMetrics:
         self._read("channels", lambda: (*channels.inboxes(env, self._inboxes()), *channels.links(env)))
         self._read("delivery", self._delivery)
         if host is not None:
-            self._read("actors", lambda: actors.actors(env, host))
+            known = member.info.devices
+            self._read("actors", lambda: (*actors.devices(env, host, known), *actors.actors(env, host)))
         if copies is not None:
             self._read("copies", lambda: stores.copies(copies))
         if kept != Stores():

@@ -4,12 +4,16 @@ import asyncio
 import socket
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
+from onepiece import Cpu, StageContext, stage, workflow
 from onepiece import metrics as onepiece_metrics
 from onepiece.core.admission import LATE
+from onepiece.core.inventory import ActorReport, ActorState, Device, DeviceKind
 from onepiece.errors import InvalidInput, OnePieceError, Overloaded, UnknownWorkflow
 from onepiece.graph import INPUTS
 from onepiece.messages import STORE
@@ -17,6 +21,7 @@ from onepiece.metrics import Distribution, Metric, MetricKind, Metrics, Sample
 from onepiece.node.actor_host import ActorHost
 from onepiece.node.node import Node, open_node
 from onepiece.node.options import NodeOptions
+from onepiece.node.readings.actors import devices
 from onepiece.node.readings.delivery import Edge, edges_from
 from onepiece.node.request_counts import RefusalCounts, RequestCounts, worked_seconds
 from onepiece.node.stopping import StopSignal
@@ -28,6 +33,8 @@ from tests.node.in_process import ended, open_nodes, proxy_of
 from tests.node.proxy_set import until
 from transports import ListenFailed
 
+SECRET = b"0123456789abcdef"
+PRIVATE = "a private prompt"
 SLOW = "tests.node.waiting_stages:slow"
 GAUGE = Metric("onepiece_depth", MetricKind.GAUGE, "how deep", ("what",))
 COUNTER = Metric("onepiece_drops_total", MetricKind.COUNTER, "how many", ("what",))
@@ -120,6 +127,35 @@ def test_edges_of_a_workflow() -> None:
     assert edges_from([diamond.graph], {stages["merge"]}) == {Edge(stages["merge"], STORE, is_retained=True)}
 
 
+@stage(resources=Cpu(memory_gib=3))
+async def heavy(ctx: StageContext[None], text: str) -> str:
+    """Says that it needs much."""
+    return text
+
+
+@workflow
+def weigh(text: str) -> str:
+    """It alone."""
+    return heavy(text)
+
+
+async def test_memory_that_is_promised_of_a_device() -> None:
+    """What the stages on it say that they need, two actors twice, beside what there is; 0 where none is."""
+
+    class Host:
+        def loads(self) -> list[tuple[ActorReport, None]]:
+            key = next(iter(weigh.graph.stages))
+            return [(ActorReport(number, key, ("cpu:0",), ActorState.READY), None) for number in (1, 2)]
+
+    known = [Device(f"cpu:{number}", DeviceKind.CPU, 8 << 30) for number in (0, 1)]
+    env: Any = SimpleNamespace(routes=SimpleNamespace(graphs={"weigh": weigh.graph}))
+    host: Any = Host()
+    found = await scraped(*devices(env, host, known))
+    shown = {labels["device"]: value for labels, value in found.all("onepiece_device_memory_declared_bytes")}
+    assert shown == {"cpu:0": 6 << 30, "cpu:1": 0}
+    assert found.sum("onepiece_device_memory_limit_bytes") == 16 << 30
+
+
 def told(kind: EventKind, at: float, stage: str | None = None, **detail: str) -> RequestEvent:
     """An event of a request."""
     return RequestEvent("uid", 0, kind, at, stage=stage, detail=detail)
@@ -194,12 +230,12 @@ async def test_a_stage_at_work(tmp_path: Path) -> None:
     waiting_stages.reset()
     where = "127.0.0.1:0"
     opening = open_nodes(
-        "tests.node.waiting_stages:film", directory=tmp_path, workers=1, metrics=where, drain_seconds=1.0
+        "tests.node.waiting_stages:film", directory=tmp_path, workers=1, metrics=where, secret=SECRET
     )
     async with opening as (seed, worker):
         proxy = proxy_of(seed)
-        first = await proxy.submit("film", {"name": "one"}, timeout_seconds=60.0, key=None)
-        await until(lambda: "one" in waiting_stages.running)
+        first = await proxy.submit("film", {"name": PRIVATE}, timeout_seconds=60.0, key=None)
+        await until(lambda: PRIVATE in waiting_stages.running)
         second = await proxy.submit("film", {"name": "two"}, timeout_seconds=60.0, key=None)
         third = await proxy.submit("film", {"name": "three"}, timeout_seconds=60.0, key=None)
         host = host_of(worker)
@@ -240,6 +276,7 @@ async def test_a_stage_at_work(tmp_path: Path) -> None:
         for scrape_ in (found, at_proxy):
             assert scrape_.sum("onepiece_scrape_success") == len(scrape_.all("onepiece_scrape_success"))
             assert not {first.uid, second.uid, third.uid} & scrape_.label_values()
+            assert not any(text in scrape_.text for text in (PRIVATE, SECRET.decode(), first.uid))
 
 
 async def test_counters_outlive_actors_and_lives(tmp_path: Path) -> None:

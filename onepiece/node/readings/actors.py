@@ -1,10 +1,10 @@
 """The stage actors of a worker: what waits and runs, how long workers have been busy, and for what."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from onepiece import metrics_catalogue as catalogue
-from onepiece.core.inventory import ActorReport, ActorState
+from onepiece.core.inventory import ActorReport, ActorState, Device
 from onepiece.errors import DeadlineExceeded, NodeLost, RequestCancelled, StageFailed
 from onepiece.metrics import Sample
 from onepiece.node.actor_host import ActorHost
@@ -13,6 +13,17 @@ from onepiece.runtime.environment import Environment
 
 _ERRORS: Final = tuple(kind.__name__ for kind in (DeadlineExceeded, NodeLost, RequestCancelled, StageFailed))
 """Those that are shown before the first one happens, so that its coming is a rise."""
+
+
+def devices(env: Environment, host: ActorHost, known: Iterable[Device]) -> Iterator[Sample]:
+    """The memory of each, and what is promised of it."""
+    specs = {key: spec for graph in env.routes.graphs.values() for key, spec in graph.stages.items()}
+    for device in known:
+        yield catalogue.DEVICE_LIMIT_BYTES.of(device.memory_bytes, device.name)
+        yield catalogue.DEVICE_DECLARED_BYTES.of(0, device.name)
+    for report, _ in host.loads():
+        for name in report.devices if report.stage in specs else ():
+            yield catalogue.DEVICE_DECLARED_BYTES.of(specs[report.stage].resources.memory_bytes, name)
 
 
 def actors(env: Environment, host: ActorHost) -> Iterator[Sample]:
