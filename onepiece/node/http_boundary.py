@@ -64,13 +64,15 @@ class ErrorBoundary:
 
     application: ASGIApp
     options: ProxyOptions
-    _in_progress: int = field(default=0, init=False)
+    in_progress: int = field(default=0, init=False)
+    refused: int = field(default=0, init=False)
+    """Requests that were too many at once."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; what it raises becomes its answer."""
         assert scope["type"] == "http", f"only http is served, not {scope['type']}"
         exchange = _Exchange(receive, send, body_read=scope["method"] in {"GET", "HEAD", "DELETE"})
-        self._in_progress += 1
+        self.in_progress += 1
         try:
             self._check_room()
             await self.application(scope, exchange.receiving, exchange.sending)
@@ -109,7 +111,7 @@ class ErrorBoundary:
             message = f"the proxy failed on this request; its log has the cause under number={number}"
             await self._answer(exchange, scope, 500, OnePieceError(message, number=number).to_wire(), error)
         finally:
-            self._in_progress -= 1
+            self.in_progress -= 1
 
     def _other_set(self, scope: Scope, error: Overloaded) -> str | None:
         """Where a refused request is sent on to; that set does not send it on again."""
@@ -121,7 +123,8 @@ class ErrorBoundary:
         return f"{target}{'&' if '?' in target else '?'}{REDIRECT_PARAMETER}=0"
 
     def _check_room(self) -> None:
-        if self._in_progress > self.options.requests_max:
+        if self.in_progress > self.options.requests_max:
+            self.refused += 1
             raise Overloaded(
                 f"the proxy handles {self.options.requests_max} HTTP requests already: try again later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
