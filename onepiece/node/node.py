@@ -49,7 +49,7 @@ from onepiece.node.proxy_service import ProxyService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.node.retain_service import RetainService
 from onepiece.node.serving import serve_metrics, serve_proxy
-from onepiece.node.state_directory import next_incarnation, open_state_directory
+from onepiece.node.state_directory import holding, next_incarnation, open_state_directory
 from onepiece.node.stopping import StopSignal, unless_told
 from onepiece.node.store_service import StoreService
 from onepiece.runtime.checkpoints import Checkpoints
@@ -448,8 +448,9 @@ async def run_node(options: NodeOptions, stop: StopSignal) -> bool:
     """
 
     async def start_and_serve() -> bool:
-        async with open_node(options, stop) as node:
-            return await serve_until_stopped(node, stop)
+        with holding(options.state_dir):
+            async with open_node(options, stop) as node:
+                return await serve_until_stopped(node, stop)
 
     return await unless_told(stop, start_and_serve()) is not False
 
