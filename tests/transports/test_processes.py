@@ -155,6 +155,8 @@ async def test_silent_producer_is_noticed(place: Address) -> None:
 
 async def dies_with(memory: RemoteMemory, end: Callable[[], Awaitable[object]]) -> None:
     """What is asked for while the owner ends, and behind it, raises; closing returns, also twice."""
+    while await memory.wait_notified(0.2):
+        await memory.read(0, 8)  # nudges of before: it has looked now
     waiting = asyncio.ensure_future(memory.wait_notified(600.0))
     await asyncio.sleep(0)
     await end()
