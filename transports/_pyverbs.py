@@ -111,7 +111,7 @@ class Adapter:
             reads_asked=min(attributes.max_qp_init_rd_atom, _READS_MAX),
             has_atomics=attributes.atomic_caps != verbs.enums.IBV_ATOMIC_NONE,
         )
-        # While there is an interpreter: of what is still open behind its end pyverbs complains, without words.
+        # While there is an interpreter: pyverbs complains, without words, of what is open behind its end.
         atexit.register(self._close)
 
     def _close(self) -> None:
