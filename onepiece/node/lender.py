@@ -1,7 +1,7 @@
 """Lends devices that no actor uses to a low-priority job: carries out what ``LendingMachine`` decides.
 
 Whoever is about to put an actor on devices takes them (``taken``), and waits until they are free
-(``freed``), which they are within the machine's bounds. Leaving ``open_lender`` ends every job within the
+(``freed``), which they are within the machine's bounds. Leaving ``lent`` ends every job within the
 same bounds, at once if the node is to stop at once.
 """
 
@@ -26,13 +26,14 @@ from onepiece.core.lending import (
     TerminateJob,
 )
 from onepiece.log import get_logger
+from onepiece.node.options import NodeOptions
 from onepiece.runtime.environment import Clock
 from onepiece.runtime.lent_job import LentJob
 from onepiece.runtime.signal import Signal
 
 
 class Lender:
-    """The lent devices of one node; use ``open_lender``."""
+    """The lent devices of one node; use ``lent``."""
 
     def __init__(self, command: Sequence[str], machine: LendingMachine, clock: Clock) -> None:
         self._command = command
@@ -121,23 +122,22 @@ class Lender:
 
 
 @contextlib.asynccontextmanager
-async def open_lender(
-    command: Sequence[str],
-    devices: Sequence[str],
-    bounds: LendingBounds,
-    clock: Clock,
-    stops_at_once: asyncio.Event,
-) -> AsyncIterator[Lender]:
-    """Lend these devices; leaving the block ends every job.
+async def lent(
+    options: NodeOptions, devices: Sequence[str], clock: Clock, stops_at_once: asyncio.Event
+) -> AsyncIterator[Lender | None]:
+    """Lend these devices, if the options say so; leaving the block ends every job.
 
     Args:
-        command: Program and arguments.
+        options: With the command, and how long is waited for what.
         devices: No actor uses them yet.
-        bounds: How long is waited for what.
         clock: The loop's.
         stops_at_once: Set if jobs are not to be asked to end, but killed.
     """
-    lender = Lender(command, LendingMachine.of(devices, bounds, clock()), clock)
+    if not options.lend:
+        yield None
+        return
+    bounds = LendingBounds(options.lend_idle_seconds, options.lend_stop_seconds)
+    lender = Lender(options.lend, LendingMachine.of(devices, bounds, clock()), clock)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(lender.run(), name="lending")
         try:
