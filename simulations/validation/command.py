@@ -16,7 +16,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from attrs import evolve
 
@@ -52,6 +52,8 @@ CALIBRATIONS: Final = 4
 CROWDED: Final = "collage"
 CROWD: Final = 20
 SAMPLES: Final = 12
+Inputs: TypeAlias = "list[dict[str, Any]]"
+"""By demand."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--step", type=float, default=0.8, metavar="X", help="load on both sides of the step (%(default)s)")
     add("--seconds", type=float, default=60.0, help="measured at each load (%(default)s)")
     add("--warm-up", type=float, default=10.0, help="seconds before that (%(default)s)")
+    add("--stretch", type=float, default=1.0, metavar="X", help="stages take so many times as long")
     add("--seed", type=int, default=0, help="of the arrivals (%(default)s)")
     add("--json", type=Path, metavar="FILE", help="write all that was measured")
     add("--plot", type=Path, metavar="PNG", help="draw it")
@@ -83,13 +86,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _measure(options: argparse.Namespace) -> Validation:
-    profiles = await asyncio.gather(*(_profile(name) for name in workflows.WORKFLOWS))
+    profiles = await asyncio.gather(*(_profile(name, options.stretch) for name in workflows.WORKFLOWS))
     model = model_of(tuple(profiles))
     demands = demands_of(MIX)
     names = [f"{MODULE}:{name}" for name in workflows.WORKFLOWS]
     async with open_real_set(names, WORKERS, DEVICES) as client:
-        samples = await _calibrate(client, demands)
-        crowd = await _crowd(client, demands)
+        inputs = _inputs(demands, options.stretch)
+        samples = await _calibrate(client, demands, inputs)
+        crowd = await _crowd(client, demands, inputs)
         delays = delays_of(model, demands, samples, crowd, REPORT_LINGER_SECONDS)
         found = Validation(model, demands, await places_of(client), delays)
         for load in options.loads:
@@ -109,12 +113,12 @@ def demands_of(mix: Mapping[str, float]) -> tuple[Demand, ...]:
     )
 
 
-async def _profile(name: str) -> WorkflowProfile:
+async def _profile(name: str, stretch: float) -> WorkflowProfile:
     found: WorkflowProfile | None = None
     for size_class, scale in workflows.SCALES.items():
         measured = await profile_workflow(
             import_workflow(f"{MODULE}:{name}"),
-            {"scale": scale},
+            {"scale": scale * stretch},
             parse_device("cpu:0=1GiB"),
             ProfileOptions(samples=SAMPLES, size_class=size_class),
         )
@@ -123,26 +127,23 @@ async def _profile(name: str) -> WorkflowProfile:
     return found
 
 
-def _inputs(demands: Sequence[Demand]) -> list[dict[str, Any]]:
-    return [{"scale": workflows.SCALES[demand.size_class]} for demand in demands]
+def _inputs(demands: Sequence[Demand], stretch: float) -> Inputs:
+    return [{"scale": workflows.SCALES[demand.size_class] * stretch} for demand in demands]
 
 
-async def _calibrate(client: Client, demands: Sequence[Demand]) -> list[Sample]:
+async def _calibrate(client: Client, demands: Sequence[Demand], inputs: Inputs) -> list[Sample]:
     """Requests that wait for nobody: one after the other, behind one that warms up."""
     samples: list[Sample] = []
     for number in range(len(demands)):
-        runs = [
-            await run_load(client, demands, _inputs(demands), [(0.0, number)])
-            for _ in range(CALIBRATIONS + 1)
-        ]
+        runs = [await run_load(client, demands, inputs, [(0.0, number)]) for _ in range(CALIBRATIONS + 1)]
         samples += [sample for run in runs[1:] for sample in run.samples]
     return samples
 
 
-async def _crowd(client: Client, demands: Sequence[Demand]) -> tuple[Sample, ...]:
+async def _crowd(client: Client, demands: Sequence[Demand], inputs: Inputs) -> tuple[Sample, ...]:
     """Requests that come at once to a workflow whose first stage has one instance."""
     number = next(n for n, demand in enumerate(demands) if demand.workflow == CROWDED)
-    return (await run_load(client, demands, _inputs(demands), [(0.0, number)] * CROWD)).samples
+    return (await run_load(client, demands, inputs, [(0.0, number)] * CROWD)).samples
 
 
 async def _steady(client: Client, found: Validation, load: float, options: argparse.Namespace) -> None:
@@ -150,7 +151,7 @@ async def _steady(client: Client, found: Validation, load: float, options: argpa
     rates = [steady(demand.rate * factor) for demand in found.demands]
     end = options.warm_up + options.seconds
     name = f"load {load:g}"
-    both = await _both(client, found, name, rates, end, options.seed)
+    both = await _both(client, found, name, rates, end, options)
     found.rows.append(compared(name, load, *both, options.warm_up, end))
 
 
@@ -163,17 +164,22 @@ async def _step(client: Client, found: Validation, options: argparse.Namespace) 
     middle = options.warm_up + options.seconds
     rates = [step(before.rate, after.rate, middle) for before, after in zip(*sides, strict=True)]
     end = middle + options.seconds
-    both = await _both(client, found, "step", rates, end, options.seed)
+    both = await _both(client, found, "step", rates, end, options)
     found.rows.append(compared("before the step", options.step, *both, options.warm_up, middle))
     found.rows.append(compared("behind the step", options.step, *both, middle, end))
 
 
 async def _both(
-    client: Client, found: Validation, name: str, rates: Sequence[Rate], seconds: float, seed: int
+    client: Client,
+    found: Validation,
+    name: str,
+    rates: Sequence[Rate],
+    seconds: float,
+    options: argparse.Namespace,
 ) -> tuple[LoadRun, Finishes]:
     sys.stderr.write(f"{name}\n")
-    trace = arrivals(rates, seconds, seed)
-    run = await run_load(client, found.demands, _inputs(found.demands), trace)
+    trace = arrivals(rates, seconds, options.seed)
+    run = await run_load(client, found.demands, _inputs(found.demands, options.stretch), trace)
     last = max(sample.done_at for sample in run.samples) - run.began_at
     simulated = simulate(found.model, found.demands, found.places, found.delays, run, 2 * last)
     found.note(name, run, simulated)
