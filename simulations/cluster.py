@@ -49,6 +49,8 @@ class Report:
     requests: int
     endings: dict[str, int]
     faults: dict[str, int]
+    moves: int
+    """That were done."""
     virtual_seconds: float
     steps: int
     seconds: float
@@ -131,6 +133,8 @@ class Cluster:
         wishes = [
             Wish.draw(number, self._wishes, plan.load_seconds, plan.poison) for number in range(plan.requests)
         ]
+        if plan.rebalances:
+            wishes = [wish.shifted(plan.load_seconds) for wish in wishes]
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self.checks.watch(), name="watch")
             served = tasks.create_task(self.clients.run(wishes), name="clients")
@@ -191,6 +195,7 @@ def run_seed(plan: Plan, *, aloud: bool = False) -> Report:
         requests=plan.requests,
         endings=dict(sorted(endings.items())),
         faults=dict(sorted(cluster.faults.counts.items())),
+        moves=trace.moves,
         virtual_seconds=loop.now,
         steps=loop.steps,
         seconds=time.process_time() - begun,

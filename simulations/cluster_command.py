@@ -22,7 +22,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from simulations.cluster import Report, run_seed
-from simulations.sim_plan import FAULTS, STALL, Plan
+from simulations.sim_plan import FAULTS, REQUESTS_MOVING, STALL, Plan
 
 HELP: Final = "run the whole cluster on virtual time, with faults drawn from a seed"
 
@@ -42,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, help="nodes of the cluster (default: 3 to 6, drawn)")
     parser.add_argument("--requests", type=int, help="requests of all clients (default: 10 to 24, drawn)")
     parser.add_argument("--faults", help=f"these faults only: none, or some of {','.join((*FAULTS, STALL))}")
+    moving = f"instances move, under a load that shifts (then {REQUESTS_MOVING} requests)"
+    parser.add_argument("--rebalance", action="store_true", help=moving)
     parser.add_argument("--jobs", type=int, default=1, help="seeds at work at once (%(default)s)")
     parser.add_argument("--verbose", action="store_true", help="tell the whole story")
 
@@ -94,7 +96,9 @@ def _seeds(arguments: argparse.Namespace) -> list[tuple[int, str | None]]:
 
 
 def _plan(seed: int, faults: str | None, arguments: argparse.Namespace) -> Plan:
-    plan = Plan.draw(seed, nodes=arguments.nodes, requests=arguments.requests)
+    requests = arguments.requests or (REQUESTS_MOVING if arguments.rebalance else None)
+    plan = Plan.draw(seed, nodes=arguments.nodes, requests=requests)
+    plan = evolve(plan, rebalances=arguments.rebalance)
     if faults is None:
         return plan
     if faults == "none":
@@ -185,16 +189,17 @@ def _run_apart(plan: Plan, report_to: Connection) -> None:
 
 
 def _no_report(plan: Plan, why: str) -> Report:
-    return Report(plan.seed, "", (why,), (), plan.requests, {}, {}, 0.0, 0, 0.0)
+    return Report(plan.seed, "", (why,), (), plan.requests, {}, {}, 0, 0.0, 0, 0.0)
 
 
 def _line_of(report: Report) -> str:
     endings = " ".join(f"{what}:{count}" for what, count in report.endings.items())
     faults = " ".join(f"{what}:{count}" for what, count in report.faults.items())
+    moves = f" | {report.moves} moves" if report.moves else ""
     verdict = "BROKEN" if report.problems else "ok"
     return (
         f"seed {report.seed:<6} {verdict:<6} {report.digest} {report.virtual_seconds:4.0f} s "
-        f"{report.steps:>7} steps | {endings} | {faults}"
+        f"{report.steps:>7} steps | {endings} | {faults}{moves}"
     )
 
 

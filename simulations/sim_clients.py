@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from onepiece.codec import value_from_bytes
 from onepiece.errors import (
@@ -66,6 +66,17 @@ class Wish:
             timeout_seconds=rng.choices((LONG_SECONDS, 3.0), (0.85, 0.15))[0],
             key=f"key-{number}" if rng.random() < 0.8 else None,
             cancel_after=rng.random() * 6.0 if rng.random() < 0.12 else None,
+        )
+
+    def shifted(self, load_seconds: float) -> "Wish":
+        """The same where all is a line in the first half, and a diamond in the second, and takes its time."""
+        is_line = self.at < load_seconds / 2
+        failing_stage = ("middle" if is_line else "left") if self.failure != "none" else self.failing_stage
+        return evolve(
+            self,
+            workflow="line" if is_line else "diamond",
+            failing_stage=failing_stage,
+            seconds=0.3 if self.seconds else 0.0,
         )
 
     def inputs(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Final
 
 from attrs import evolve, fields, frozen
 
+from onepiece.core.balance import RebalanceMode
 from onepiece.node.options import NodeOptions
 from simulations.sim_network import Weather
 from simulations.sim_stages import DIAMOND, LINE
@@ -14,6 +15,10 @@ FAULTS: Final = ("kill", "dark", "stop", "pause", "cut", "isolate", "reset", "sl
 STALL: Final = "stall"
 """A node that stops while it accepts a request. No seed draws it: it is asked for by name."""
 MIB: Final = 1 << 20
+REBALANCE_SECONDS: Final = 3.0
+DEVICES_MOVING: Final = 12
+REQUESTS_MOVING: Final = 240
+"""Fewer prove nothing to whoever decides about moves."""
 
 
 @frozen
@@ -41,6 +46,8 @@ class Plan:
     """Of the requests, to end the process of whatever node runs a certain stage of theirs."""
     lost_answers: float
     repeated_calls: float
+    rebalances: bool
+    """Instances move with the load, which is heavy, and shifts. No seed draws it: it is asked for."""
     weather: Weather
 
     @classmethod
@@ -69,6 +76,7 @@ class Plan:
             poison=rng.choice((0.0, 0.0, 0.1)),
             lost_answers=rng.choice((0.0, 0.05)),
             repeated_calls=rng.choice((0.0, 0.05)),
+            rebalances=False,
             weather=Weather.draw(rng),
         )
 
@@ -82,7 +90,7 @@ class Plan:
             roles.add("proxy")
         if number >= self.nodes - self.stores:
             roles.add("store")
-        return NodeOptions(
+        options = NodeOptions(
             roles=frozenset(roles),
             listen=Address("sim", name),
             join=(Address("sim", "n0"),) if number else (),
@@ -101,6 +109,23 @@ class Plan:
             heartbeat_seconds=self.heartbeat_seconds,
             lease_seconds=self.lease_seconds,
             drain_seconds=20.0,
+        )
+        return self._moving(options) if self.rebalances else options
+
+    def _moving(self, options: NodeOptions) -> NodeOptions:
+        """Each actor has a device for itself, and few are idle; what is retained has room for such a load.
+
+        Else nodes whose retained outputs fill their budget wait for one another, until deadlines pass.
+        """
+        devices = tuple(f"cpu:{number}=4GiB" for number in range(-(-DEVICES_MOVING // self.nodes)))
+        return evolve(
+            options,
+            devices=devices,
+            rebalance=RebalanceMode.ON,
+            rebalance_seconds=REBALANCE_SECONDS,
+            requests_max=self.requests,
+            retain_memory_bytes=64 * MIB,
+            inbox_bytes=4 * MIB,
         )
 
     def without_faults(self) -> "Plan":

@@ -23,6 +23,8 @@ class Trace:
         self._story: deque[str] = deque(maxlen=STORY_LINES_MAX)
         self.problems: list[str] = []
         """Broken promises, in words."""
+        self.moves = 0
+        """Instances that have moved, as managers have logged it."""
 
     @property
     def digest(self) -> str:
@@ -49,6 +51,7 @@ class Trace:
         self.tell(who, f"{event['level']:<7} {event['event']} {told}"[:400])
         if "exception" in event:
             self.tell(who, str(event["exception"]))
+        self.moves += event["event"] == "move_done"
         if event["event"] in BUGS:
             self.fail(f"{who} logged {event['event']}: {told}\n{event.get('exception', '')}")
 

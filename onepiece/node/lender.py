@@ -10,6 +10,7 @@ import contextlib
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 
+from onepiece.core.inventory import Device
 from onepiece.core.lending import (
     DeviceReleased,
     DeviceTaken,
@@ -123,7 +124,7 @@ class Lender:
 
 @contextlib.asynccontextmanager
 async def lent(
-    options: NodeOptions, devices: Sequence[str], clock: Clock, stops_at_once: asyncio.Event
+    options: NodeOptions, devices: Sequence[Device], clock: Clock, stops_at_once: asyncio.Event
 ) -> AsyncIterator[Lender | None]:
     """Lend these devices, if the options say so; leaving the block ends every job.
 
@@ -137,7 +138,8 @@ async def lent(
         yield None
         return
     bounds = LendingBounds(options.lend_idle_seconds, options.lend_stop_seconds)
-    lender = Lender(options.lend, LendingMachine.of(devices, bounds, clock()), clock)
+    machine = LendingMachine.of([device.name for device in devices], bounds, clock())
+    lender = Lender(options.lend, machine, clock)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(lender.run(), name="lending")
         try:

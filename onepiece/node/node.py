@@ -180,8 +180,7 @@ async def _compose(
     identity = Identity(info.node_id, info.incarnation)
     outbox = await _open_outbox(identity, wire, parts, stack)
     devices = await _open_devices(info, parts, stack)
-    names = [device.name for device in info.devices]
-    lender = await stack.enter_async_context(lent(options, names, parts.monotonic, stop.now))
+    lender = await stack.enter_async_context(lent(options, info.devices, parts.monotonic, stop.now))
     stores = await open_stores(options, state_dir, parts, stack)
     tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()

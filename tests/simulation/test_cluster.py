@@ -4,12 +4,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import pytest
+from attrs import evolve
 
+from onepiece.core.balance import RebalanceMode
 from simulations.cluster import run_seed
-from simulations.sim_plan import Plan
+from simulations.sim_clients import Wish
+from simulations.sim_plan import REQUESTS_MOVING, Plan
 
 ROOT: Final = Path(__file__).parents[2]
 SEEDS: Final = Path(__file__).with_name("seeds.txt")
@@ -76,3 +80,20 @@ def test_a_broken_promise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulations.sim_clients.expected", lambda *_: "another digest")
     report = run_seed(Plan.draw(3, nodes=3, requests=4).without_faults())
     assert any("must be another digest" in problem for problem in report.problems)
+
+
+def test_where_instances_move_each_has_a_device_and_the_load_shifts() -> None:
+    """All lines, then all diamonds, on nodes that move; without being asked for nothing moves."""
+    plan = evolve(Plan.draw(3, requests=REQUESTS_MOVING), rebalances=True)
+    options = [plan.node_options(number) for number in range(plan.nodes)]
+    assert all(each.rebalance is RebalanceMode.ON for each in options)
+    assert sum(len(each.devices) for each in options) >= 12
+    rng = Random(1)
+    drawn = [Wish.draw(number, rng, 20.0, 0.1).shifted(20.0) for number in range(200)]
+    assert {wish.workflow for wish in drawn if wish.at < 10.0} == {"line"}
+    assert {wish.workflow for wish in drawn if wish.at >= 10.0} == {"diamond"}
+    stages = {"line": {"begin", "middle", "finish"}, "diamond": {"split", "left", "right", "merge"}}
+    assert all(w.failing_stage in stages[w.workflow] for w in drawn if w.failure != "none")
+    still = Plan.draw(3)
+    assert not still.rebalances
+    assert still.node_options(0).rebalance is RebalanceMode.ADVISE
