@@ -23,8 +23,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from onepiece._repetitions import Repetitions
 from onepiece.codec import encode_control
-from onepiece.core.repetitions import Repetitions
 from onepiece.errors import NodeUnreachable, PayloadTooLarge
 from onepiece.limits import (
     CONSUMED_PER_MESSAGE_MAX,
