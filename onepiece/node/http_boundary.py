@@ -64,13 +64,15 @@ class ErrorBoundary:
 
     application: ASGIApp
     options: ProxyOptions
-    _in_progress: int = field(default=0, init=False)
+    in_progress: int = field(default=0, init=False)
+    refused: int = field(default=0, init=False)
+    """Requests that were too many at once."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; what it raises becomes its answer."""
         assert scope["type"] == "http", f"only http is served, not {scope['type']}"
         exchange = _Exchange(receive, send, body_read=scope["method"] in {"GET", "HEAD", "DELETE"})
-        self._in_progress += 1
+        self.in_progress += 1
         try:
             self._check_room()
             await self.application(scope, exchange.receiving, exchange.sending)
@@ -101,7 +103,7 @@ class ErrorBoundary:
             # A result or a stream is sent by several tasks: what one of them raised is no bug for that.
             await self._failed(exchange, scope, _sole(error))
         finally:
-            self._in_progress -= 1
+            self.in_progress -= 1
 
     async def _failed(self, exchange: _Exchange, scope: Scope, error: BaseException) -> None:
         """Tell an error of ours as it is, and a bug without its insides, which are logged."""
@@ -129,7 +131,8 @@ class ErrorBoundary:
         return f"{target}{'&' if '?' in target else '?'}{REDIRECT_PARAMETER}=0"
 
     def _check_room(self) -> None:
-        if self._in_progress > self.options.requests_max:
+        if self.in_progress > self.options.requests_max:
+            self.refused += 1
             raise Overloaded(
                 f"the proxy handles {self.options.requests_max} HTTP requests already: try again later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,

@@ -32,7 +32,7 @@ from onepiece.ids import new_node_name
 from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION
 from onepiece.node.actor_host import ActorHost
-from onepiece.node.advertising import advertised, advertised_host
+from onepiece.node.advertising import advertised
 from onepiece.node.checkpoint_service import CheckpointService
 from onepiece.node.checkpoint_store import CheckpointStore
 from onepiece.node.control import ControlService
@@ -41,13 +41,14 @@ from onepiece.node.leadership import opening_coordinator
 from onepiece.node.leftovers import Leftovers
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
+from onepiece.node.node_metrics import NodeMetrics
 from onepiece.node.node_stores import Stores, open_stores
 from onepiece.node.options import NodeOptions, weights_of
 from onepiece.node.parts import NodeParts
-from onepiece.node.proxy import ProxyOptions, build_app
 from onepiece.node.proxy_service import ProxyService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.node.retain_service import RetainService
+from onepiece.node.serving import serve_metrics, serve_proxy
 from onepiece.node.state_directory import holding, next_incarnation, open_state_directory
 from onepiece.node.stopping import StopSignal, unless_told
 from onepiece.node.store_service import StoreService
@@ -58,7 +59,7 @@ from onepiece.runtime.outbox import Outbox, open_outbox
 from onepiece.runtime.retainer import Output, Retainer
 from onepiece.runtime.workflows import WorkflowImports
 from onepiece.store import ResultStore
-from transports import Address, Listener, ListenFailed, Options, Receiver
+from transports import Address, Listener, Options, Receiver
 
 _SHOWN_MAX = 8
 _CLOSE_SECONDS = 2.0  # how long closing waits for a device's threads, which may never return
@@ -81,6 +82,8 @@ class Node:
     copies: ReplicaService | None
     checkpoints: CheckpointStore | None
     draining: Drain
+    metrics: str | None
+    """Where its metrics are read, beside its proxy, if it was told to."""
 
     @property
     def address(self) -> str:
@@ -152,7 +155,12 @@ async def open_node(
             _write_ready_file(options.ready_file, node)
             stack.callback(_remove_ready_file, options.ready_file)
         get_logger().info(
-            "node_started", node=info.node_id, address=node.address, http=node.http, roles=list(info.roles)
+            "node_started",
+            node=info.node_id,
+            address=node.address,
+            http=node.http,
+            metrics=node.metrics,
+            roles=list(info.roles),
         )
         yield node
 
@@ -196,9 +204,10 @@ async def _compose(
     host = _start_host(options, env, control, devices, imports, stores, tasks)
     copies = _start_store(options, stores, env, control, tasks)
     proxy = _make_proxy(options, env, tasks)
+    metrics = NodeMetrics(env)
     if proxy is not None:
-        http_port = await stack.enter_async_context(_serve_http(options, proxy, parts))
-        info = evolve(info, http=_http_url(options.http, http_port, env.address))
+        serving = serve_proxy(options, proxy, metrics, parts, env.address)
+        info = evolve(info, http=await stack.enter_async_context(serving))
 
     def next_life(at_least: int) -> int:
         return next_incarnation(state_dir, max(at_least, _moment(parts)))
@@ -209,12 +218,21 @@ async def _compose(
     if "manager" in options.roles:
         opening = opening_coordinator(options, parts, state_dir, env.control_address)
         manager = await stack.enter_async_context(ManagerService.open(options, env, imports, opening))
-        manager.attach(control)
-        if proxy is not None:
-            proxy.heartbeat_ages = manager.heartbeat_ages
+        _attach_manager(manager, control, proxy, metrics)
+    metrics.of_node(member, host, stores, copies)
+    metrics_url = await stack.enter_async_context(serve_metrics(options, metrics, parts, env.address))
     draining = Drain(env, member, host, proxy, copies).attached(control)
     await _join(control, env, member, proxy, tasks)
-    return Node(options, info, env, member, host, proxy, copies, stores.checkpoints, draining)
+    return Node(options, info, env, member, host, proxy, copies, stores.checkpoints, draining, metrics_url)
+
+
+def _attach_manager(
+    manager: ManagerService, control: ControlService, proxy: ProxyService | None, metrics: NodeMetrics
+) -> None:
+    manager.attach(control)
+    metrics.of_manager(manager)
+    if proxy is not None:
+        proxy.heartbeat_ages = manager.heartbeat_ages
 
 
 async def _open_devices(
@@ -402,32 +420,12 @@ def _make_proxy(options: NodeOptions, env: Environment, tasks: asyncio.TaskGroup
     )
 
 
-def _http_url(text: str, port: int, own: Address) -> str:
-    host = advertised_host(text.rpartition(":")[0], own)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-@contextlib.asynccontextmanager
-async def _serve_http(options: NodeOptions, proxy: ProxyService, parts: NodeParts) -> AsyncIterator[int]:
-    host, _, port = options.http.rpartition(":")
-    app = build_app(
-        proxy, ProxyOptions(body_bytes_max=options.body_bytes_max, redirects_refused=options.redirect_refused)
-    )
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            bound = await stack.enter_async_context(parts.serve_http(app, host, int(port)))
-        except ConfigError as error:
-            if "port" not in error.fields:
-                raise
-            raise ListenFailed(f"--http: {error.message}") from error
-        yield bound
-
-
 def _write_ready_file(path: Path, node: Node) -> None:
     content = {
         "node": node.info.node_id,
         "address": node.address,
         "http": node.http,
+        "metrics": node.metrics,
         "process_id": os.getpid(),
     }
     partial = path.with_name(f"{path.name}.partial")

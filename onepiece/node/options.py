@@ -41,6 +41,7 @@ class NodeOptions:
     advertise: str | None = None
     join: tuple[Address, ...] = ()
     http: str = "127.0.0.1:0"
+    metrics: str | None = None
     devices: tuple[str, ...] = ()
     workflows: tuple[str, ...] = ()
     name: str | None = None
@@ -232,6 +233,7 @@ _ROWS: Final = (
     _Row("advertise", "host under which others reach it (where it listens on 0.0.0.0)", _host, "HOST"),
     _Row("join", "one or more nodes of the set that have the role manager", _addresses, "ADDRESS,..."),
     _Row("http", "where clients reach its proxy", _host_port, "HOST:PORT"),
+    _Row("metrics", "where its metrics are read, at /metrics; a proxy has them too", _host_port, "HOST:PORT"),
     _Row("devices", "devices of its actors (default: every GPU, else cpu:0)", _text, "cpu:0=4GiB", many=True),
     _Row("workflows", "workflows the manager places", _text, "MODULE:NAME", many=True),
     _Row("name", "its name in the set (default: made from the host and process)", _node_name, "NAME"),

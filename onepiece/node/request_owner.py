@@ -69,6 +69,7 @@ from onepiece.node.misdirected import Misdirected
 from onepiece.node.plans import accepted
 from onepiece.node.quiet_requests import QuietRequests
 from onepiece.node.record_keeper import RecordKeeper
+from onepiece.node.request_counts import RequestCounts
 from onepiece.node.restorer import Restorer
 from onepiece.node.result_reader import ResultReader
 from onepiece.node.stage_reports import decode_report, told_apart
@@ -127,12 +128,13 @@ class RequestOwner:
             events_bytes_max=EVENTS_BYTES_PER_REQUEST_MAX,
             keep_seconds=RECORD_KEEP_SECONDS,
         )
+        self.counts = RequestCounts()
         self._owned: dict[str, _Owned] = {}
         self._followers: dict[str, set[_Follower]] = {}
         self._settled = asyncio.Event()
         self._restorer = Restorer(env, tasks, calls, self._handle)
         self._errors = ErrorKeeper(env, calls, records)
-        self._unstored: dict[str, KeepError] = {}
+        self.unstored: dict[str, KeepError] = {}
         """Errors that have been told and that no store node has taken yet."""
         self._misdirected = Misdirected(env, tasks, records)
         self._quiet = QuietRequests(self._table, results, self._handle, env.monotonic)
@@ -196,7 +198,7 @@ class RequestOwner:
 
         Until then its record is needed: if this node dies, another proxy goes on from there.
         """
-        return self._table.state(uid).is_final and uid not in self._unstored
+        return self._table.state(uid).is_final and uid not in self.unstored
 
     def nodes_died(self, lives: frozenset[str]) -> None:
         """Go on with what these nodes held, from what is retained elsewhere."""
@@ -240,6 +242,7 @@ class RequestOwner:
                     uid=uid,
                 )
             self._own(graph, record, inputs)
+            self.counts.accepted[graph.name] += 1
             self._handle(accepted(graph, record))
         return uid
 
@@ -251,6 +254,7 @@ class RequestOwner:
         holdings: tuple[Holding, ...],
     ) -> None:
         self._own(graph, record, inputs)
+        self.counts.adopted[graph.name] += 1
         self._admission.adopted(record.uid, record.workflow, record.terms, self._env.now())
         accepted_ = accepted(graph, record)
         self._handle(Adopted(accepted_, record.accepted_at, record.adoptions, holdings))
@@ -407,7 +411,9 @@ class RequestOwner:
                 self._admission.give_back(uid)
                 owned = self._owned.pop(uid, None)
                 if owned is not None:
-                    if uid not in self._unstored:
+                    told = self._table.events(uid, -1)
+                    self.counts.note_end(owned.graph.name, owned.record.accepted_at, told)
+                    if uid not in self.unstored:
                         if any(spec.checkpoint for spec in owned.graph.stages.values()):
                             self._records.drop_everywhere(uid)  # checkpoints may be on any store node
                         else:
@@ -437,11 +443,11 @@ class RequestOwner:
         if life != self._env.identity.life:
             return  # others own it, and find what is stored
         if not kept.is_stored:
-            self._unstored[uid] = wanted
+            self.unstored[uid] = wanted
         self._handle(kept.stands)
         if not kept.is_stored:
             await self._errors.keep_late(wanted)
-            if self._unstored.pop(uid, None) is wanted:
+            if self.unstored.pop(uid, None) is wanted:
                 self._records.drop_everywhere(uid)
 
     def _broadcast(self, message: object) -> None:

@@ -20,6 +20,7 @@ from onepiece.core.routing import ActorRoute, rendezvous
 from onepiece.errors import NodeLost, NodeUnreachable, OnePieceError
 from onepiece.limits import DELIVERY_PATIENCE_SECONDS, LOSSES_PER_MESSAGE_MAX
 from onepiece.messages import KIND_RESULT, KIND_STAGE_INPUT, STORE_REGION, RequestErrored, with_attempt
+from onepiece.runtime.counts import PEER_LOST
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_targets import StoreTarget, Target
 from transports import Bytes
@@ -124,6 +125,7 @@ class ResultDeliver:
         try:
             if letter.losses > LOSSES_PER_MESSAGE_MAX:
                 raise self._deadly(letter)
+            self.env.counts.resent[target.stage, PEER_LOST] += 1
             await self.send(letter)
         except OnePieceError as error:
             stage = None if isinstance(target, StoreTarget) else target.header.node

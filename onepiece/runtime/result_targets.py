@@ -65,6 +65,8 @@ class StoreTarget:
     header: ResultInput
     path: tuple[int | str, ...]
     is_retained: bool = True
+    stage: str = STORE
+    """As if it were one."""
 
     def pack(self, value: Any) -> Packed:
         """The message with the result: as it is where it is bytes, else in the project's own form."""

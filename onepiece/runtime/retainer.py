@@ -6,7 +6,7 @@ node's own, reads it back when it must be sent again, and lets stages wait for r
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from attrs import frozen
@@ -89,6 +89,31 @@ class Retainer:
             "memory_bytes": self._table.memory_bytes,
             "disk_bytes": self._table.disk_bytes,
         }
+
+    @property
+    def has_room(self) -> bool:
+        """Whether stages may take new work."""
+        return self._has_room()
+
+    @property
+    def memory_bytes_max(self) -> int:
+        """The bound on what is retained in memory, and on what is on its way."""
+        return self._table.memory_bytes_max
+
+    @property
+    def disk_bytes_max(self) -> int:
+        """The bound on what is spilled."""
+        return self._table.bytes_max - self._table.memory_bytes_max
+
+    @property
+    def sending_bytes(self) -> int:
+        """What outputs on their way take in memory."""
+        return self._sending_bytes
+
+    def held(self) -> Iterator[tuple[Target, Place, int]]:
+        """Each output: where it goes, where it lies, and its bytes."""
+        for key, place, length in self._table.entries():
+            yield self._targets[key], place, length
 
     def keys(self) -> tuple[OutputKey, ...]:
         """What is held, oldest first."""

@@ -57,6 +57,7 @@ def test_every_option_can_be_given_in_each_way(tmp_path: Path) -> None:
         "listen": "tcp://127.0.0.1:7070",
         "join": "tcp://127.0.0.1:7071",
         "http": "127.0.0.1:7080",
+        "metrics": "127.0.0.1:9100",
         "devices": "cpu:0=1GiB,cpu:1=1GiB",
         "workflows": "a:b,c:d",
         "insecure": "true",
