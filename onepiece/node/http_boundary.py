@@ -3,7 +3,8 @@
 A rejected request may have a body that nobody read, and a connection that is closed on unread bytes
 is reset, which can cost the client its answer. So what comes behind the answer is read away, and kept
 nowhere. If that is at most ``discard_bytes_max`` the connection goes on; a longer body, one of unknown
-length, and one whose sender waits for ``100 Continue`` end it, the first two after some lingering.
+length, one behind which the client wants to close, and one whose sender waits for ``100 Continue`` end it,
+all but the last after some lingering.
 """
 
 import math
@@ -147,7 +148,8 @@ class ErrorBoundary:
         if status in RETRY_STATUSES:
             headers["Retry-After"] = _retry_after(wire["fields"].get("retry_after_seconds"))
         asked = {name.lower(): value for name, value in scope["headers"]}
-        ends = not exchange.body_read and (b"expect" in asked or not self._is_short(asked))
+        goes_on = self._is_short(asked) and not _is_last(scope, asked)
+        ends = not exchange.body_read and (b"expect" in asked or not goes_on)
         if ends:
             headers["Connection"] = "close"
         response = JSONResponse(to_plain(wire), status, headers)
@@ -173,6 +175,12 @@ class ErrorBoundary:
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):
                     return
                 seen += len(message["body"])
+
+
+def _is_last(scope: Scope, asked: Mapping[bytes, bytes]) -> bool:
+    """Whether the server closes the connection behind its answer, and reads no body away before."""
+    tokens = {token.strip().lower() for token in asked.get(b"connection", b"").split(b",")}
+    return b"close" in tokens or scope.get("http_version") == "1.0"
 
 
 @asynccontextmanager

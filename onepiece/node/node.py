@@ -27,7 +27,7 @@ from onepiece.core.admission import AdmissionRules
 from onepiece.core.inventory import Device, NodeInfo
 from onepiece.core.leader_search import LeaderSearch
 from onepiece.core.retention import RetentionTable
-from onepiece.errors import OnePieceError
+from onepiece.errors import ConfigError, OnePieceError
 from onepiece.ids import new_node_name
 from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION
@@ -50,7 +50,7 @@ from onepiece.node.replica_service import ReplicaService
 from onepiece.node.retain_service import RetainService
 from onepiece.node.serving import serve_metrics, serve_proxy
 from onepiece.node.state_directory import next_incarnation, open_state_directory
-from onepiece.node.stopping import StopSignal
+from onepiece.node.stopping import StopSignal, unless_told
 from onepiece.node.store_service import StoreService
 from onepiece.runtime.checkpoints import Checkpoints
 from onepiece.runtime.devices import DeviceThreads, discover_devices, parse_device
@@ -105,6 +105,10 @@ def make_info(options: NodeOptions, address: str, incarnation: int, parts: NodeP
     devices: tuple[Device, ...] = ()
     if "worker" in options.roles:
         devices = tuple(parse_device(text) for text in options.devices) or discover_devices()
+        names = [device.name for device in devices]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"--devices names {twice} twice: name each device once")
     return NodeInfo(
         node_id=options.name or new_node_name(parts.host_name(), parts.rng),
         incarnation=incarnation,
@@ -138,6 +142,8 @@ async def open_node(
     )
     parts = parts or NodeParts()
     transport = parts.find_transport(options.listen)
+    for address in options.join:
+        parts.find_transport(address)  # one that nobody could ever reach is told now
     async with contextlib.AsyncExitStack() as stack:
         state_dir = stack.enter_context(open_state_directory(options.state_dir))
         listener = await stack.enter_async_context(transport.listen(options.listen, wire))
@@ -147,7 +153,7 @@ async def open_node(
         node = await _compose(options, wire, listener, info, state_dir, stop, parts, stack)
         if options.ready_file is not None:
             _write_ready_file(options.ready_file, node)
-            stack.callback(options.ready_file.unlink, missing_ok=True)
+            stack.callback(_remove_ready_file, options.ready_file)
         get_logger().info(
             "node_started",
             node=info.node_id,
@@ -422,9 +428,17 @@ def _write_ready_file(path: Path, node: Node) -> None:
         "metrics": node.metrics,
         "process_id": os.getpid(),
     }
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content), encoding="utf-8")
-    partial.replace(path)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(json.dumps(content), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"--ready-file {str(path)!r} cannot be written: {error}") from error
+
+
+def _remove_ready_file(path: Path) -> None:
+    with contextlib.suppress(OSError):  # whoever took the directory away does not look for the file in it
+        path.unlink()
 
 
 async def run_node(options: NodeOptions, stop: StopSignal) -> bool:
@@ -432,12 +446,17 @@ async def run_node(options: NodeOptions, stop: StopSignal) -> bool:
 
     Raises ``OnePieceError`` if it is the set that told it, and what ``open_node`` raises.
     """
-    async with open_node(options, stop) as node:
-        return await serve_until_stopped(node, stop)
+
+    async def start_and_serve() -> bool:
+        async with open_node(options, stop) as node:
+            return await serve_until_stopped(node, stop)
+
+    return await unless_told(stop, start_and_serve()) is not False
 
 
 async def serve_until_stopped(node: Node, stop: StopSignal) -> bool:
     """Wait for the first stop, then drain and say good-bye; says whether nothing was left in hand."""
+    stop.is_serving = True
     await stop.drain.wait()
     get_logger().info("node_draining", node=node.info.node_id, bound_seconds=node.options.drain_seconds)
     drained = await _until_drained(node, stop)

@@ -11,6 +11,7 @@
     DELETE /v1/requests/{uid}/result     purge the result; idempotent
     GET    /v1/workflows                 what can be submitted
     GET    /v1/nodes                     the members of the set
+    GET    /v1/nodes/{node}              one of them, and what it waits for if it drains
     GET    /v1/placement                 what is wanted and runs, the moves and why
     GET    /v1/admission                 what is let in and refused, and why
     POST   /v1/nodes/{node}/drain        let a node take no new work; idempotent
@@ -97,6 +98,7 @@ class ProxyApp:
             Route("/v1/nodes", self.nodes, methods=["GET"]),
             Route("/v1/placement", self.placement, methods=["GET"]),
             Route("/v1/admission", self.admission, methods=["GET"]),
+            Route("/v1/nodes/{node}", self.node, methods=["GET"]),
             Route("/v1/nodes/{node}/drain", self.drain, methods=["POST"]),
             Route("/v1/nodes/{node}/resume", self.resume, methods=["POST"]),
             Route("/healthz", self.health, methods=["GET"]),
@@ -222,6 +224,10 @@ class ProxyApp:
     async def nodes(self, request: Request) -> Response:
         """The members of the set."""
         return JSONResponse({"nodes": [to_plain(view) for view in self.frontend.nodes()]})
+
+    async def node(self, request: Request) -> Response:
+        """One member, and what it waits for if it drains."""
+        return JSONResponse(to_plain(await self.frontend.node(request.path_params["node"])))
 
     async def placement(self, request: Request) -> Response:
         """What the manager wants to run where, what does, and the moves."""

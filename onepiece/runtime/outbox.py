@@ -15,6 +15,7 @@ whoever sent the message may be gone by then.
 
 import asyncio
 import contextlib
+import functools
 import random
 import time
 from collections import Counter, OrderedDict
@@ -25,6 +26,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from onepiece.codec import encode_control
+from onepiece.core.repetitions import Repetitions
 from onepiece.errors import NodeUnreachable, PayloadTooLarge
 from onepiece.limits import (
     CONSUMED_PER_MESSAGE_MAX,
@@ -90,9 +92,13 @@ class LinkView:
 class _Link:
     """The way to one ring: a sender, what it has not handed over, and queued control messages."""
 
-    def __init__(self, address: str, lost: "Counter[str]") -> None:
+    def __init__(
+        self, address: str, lost: "Counter[str]", on_lost_words: Callable[[int, str], None] = lambda *_: None
+    ) -> None:
         self.address = address
         self._lost = lost
+        self._on_lost_words = on_lost_words
+        """Called with the number of control messages that were lost, and why."""
         self.ready: asyncio.Future[Sender] = asyncio.get_running_loop().create_future()
         self.stop = asyncio.Event()
         self._under_way: OrderedDict[int, tuple[Lost | None, Taken | None]] = OrderedDict()
@@ -265,9 +271,7 @@ class _Link:
             self.ready.exception()  # seen: nobody may be waiting
         if self._queue:
             self._lost[PEER_LOST] += len(self._queue)
-            get_logger().warning(
-                "control_messages_lost", address=self.address, count=len(self._queue), error=str(error)
-            )
+            self._on_lost_words(len(self._queue), str(error))
 
     def take_lost(self) -> list[Lost]:
         """What to run for the messages that were not taken, once the link has ended."""
@@ -289,6 +293,7 @@ class Outbox:
         self._lives = 0
         self.lost: Counter[str] = Counter()
         """Control messages that were given up, by the reason."""
+        self._complaints = Repetitions()
         self.on_refused: Callable[[], None] = lambda: None
         """Called when a peer takes nothing from this life of the node any more: it was declared dead."""
 
@@ -416,12 +421,26 @@ class Outbox:
     def _link(self, address: str) -> _Link:
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = _Link(address, self.lost)
+            complain = functools.partial(self._complain, address)
+            link = self._links[address] = _Link(address, self.lost, complain)
             link.task = self._tasks.create_task(self._serve(link), name=f"link {address}")
         return link
 
+    def _note_reached(self, address: str, ready: asyncio.Future[Sender]) -> None:
+        if not ready.cancelled() and ready.exception() is None:
+            self._complaints.is_well(address)
+
+    def _complain(self, address: str, count: int, error: str) -> None:
+        """Heartbeats to whoever is not there yet are lost twice a second: that is not said each time."""
+        left_out = self._complaints.worth_saying(address, error, asyncio.get_running_loop().time())
+        if left_out is not None:
+            get_logger().warning(
+                "control_messages_lost", address=address, count=count, error=error, left_out=left_out
+            )
+
     async def _serve(self, link: _Link) -> None:
         life = self._lives
+        link.ready.add_done_callback(lambda ready: self._note_reached(link.address, ready))
         try:
             await link.serve(self._open_link(link.address))
         finally:
