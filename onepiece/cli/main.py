@@ -24,6 +24,7 @@ DEFAULT_SERVER: Final = f"http://{DEFAULT_HTTP}"
 SERVER_VARIABLE: Final = "ONEPIECE_SERVER"
 BENCHES: Final = {
     "transport": "onepiece.cli.bench_transport",
+    "wires": "onepiece.cli.bench_wires",
     "hop": "onepiece.cli.bench_hop",
     "memory": "onepiece.cli.bench_memory",
     "delivery": "onepiece.cli.bench_delivery",

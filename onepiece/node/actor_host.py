@@ -7,6 +7,7 @@ a manager that no longer leads (a lower epoch) are ignored.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from onepiece.limits import ERROR_CAUSE_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.messages import ReleaseRequests, StageWasLost, StopRequest
 from onepiece.node.control import ControlService
+from onepiece.node.lender import Lender
 from onepiece.runtime.actor_load import ActorLoad
 from onepiece.runtime.devices import DeviceThreads
 from onepiece.runtime.environment import Environment
@@ -49,8 +51,10 @@ class ActorHost:
         devices: Sequence[DeviceThreads],
         imports: WorkflowImports,
         tasks: asyncio.TaskGroup,
+        lender: Lender | None = None,
     ) -> None:
         self._env = env
+        self._lender = lender
         self._devices = {device.name: device for device in devices}
         self._imports = imports
         self._tasks = tasks
@@ -178,6 +182,11 @@ class ActorHost:
                     hosted.actor.stop_request(uid, reason)
 
     async def _run(self, order: Assign, hosted: _Hosted) -> None:
+        taken = contextlib.nullcontext() if self._lender is None else self._lender.taken(order.devices)
+        with taken:
+            await self._live(order, hosted)
+
+    async def _live(self, order: Assign, hosted: _Hosted) -> None:
         try:
             stage = await self._find(order, hosted)
             missing = [name for name in order.devices if name not in self._devices]
@@ -194,6 +203,8 @@ class ActorHost:
             await hosted.unassigned.wait()
         else:
             names = order.devices
+            if self._lender is not None:
+                await self._lender.freed(names)
             get_logger().info(
                 "actor_starting", actor=order.actor_id, stage=order.stage, device=", ".join(names)
             )

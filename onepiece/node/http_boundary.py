@@ -99,7 +99,17 @@ class ErrorBoundary:
             await self._answer(
                 exchange, scope, error.status_code, _wire_of(error, scope), error, error.headers
             )
-        except Exception as error:  # noqa: BLE001 - our own bug: logged here, told without its insides
+        except Exception as error:  # noqa: BLE001 - told as what it is
+            # A result or a stream is sent by several tasks: what one of them raised is no bug for that.
+            await self._failed(exchange, scope, _sole(error))
+        finally:
+            self.in_progress -= 1
+
+    async def _failed(self, exchange: _Exchange, scope: Scope, error: BaseException) -> None:
+        """Tell an error of ours as it is, and a bug without its insides, which are logged."""
+        if isinstance(error, OnePieceError):
+            await self._answer(exchange, scope, error.http_status, error.to_wire(), error)
+        else:
             number = secrets.token_hex(4)
             _log.error(
                 "http_request_failed",
@@ -110,8 +120,6 @@ class ErrorBoundary:
             )
             message = f"the proxy failed on this request; its log has the cause under number={number}"
             await self._answer(exchange, scope, 500, OnePieceError(message, number=number).to_wire(), error)
-        finally:
-            self.in_progress -= 1
 
     def _other_set(self, scope: Scope, error: Overloaded) -> str | None:
         """Where a refused request is sent on to; that set does not send it on again."""
@@ -142,7 +150,10 @@ class ErrorBoundary:
         if exchange.response_started:
             # The client has a status already. The server ends a connection whose response is left
             # incomplete, and that is what shows the client that the body is not whole.
-            _log.warning("http_response_broken_off", path=scope["path"], exc_info=error)
+            cause = None if isinstance(error, OnePieceError) else error  # else it says enough
+            _log.warning(
+                "http_response_broken_off", path=scope["path"], why=str(error)[:1000], exc_info=cause
+            )
             return
         headers = dict(headers or {})
         if status in RETRY_STATUSES:
@@ -175,6 +186,13 @@ class ErrorBoundary:
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):
                     return
                 seen += len(message["body"])
+
+
+def _sole(error: BaseException) -> BaseException:
+    """What a group holds, if that is one error."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def _is_last(scope: Scope, asked: Mapping[bytes, bytes]) -> bool:

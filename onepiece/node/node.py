@@ -39,6 +39,7 @@ from onepiece.node.control import ControlService
 from onepiece.node.drain import Drain
 from onepiece.node.leadership import opening_coordinator
 from onepiece.node.leftovers import Leftovers
+from onepiece.node.lender import Lender, lent
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
 from onepiece.node.node_metrics import NodeMetrics
@@ -49,7 +50,7 @@ from onepiece.node.proxy_service import ProxyService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.node.retain_service import RetainService
 from onepiece.node.serving import serve_metrics, serve_proxy
-from onepiece.node.state_directory import next_incarnation, open_state_directory
+from onepiece.node.state_directory import holding, next_incarnation, open_state_directory
 from onepiece.node.stopping import StopSignal, unless_told
 from onepiece.node.store_service import StoreService
 from onepiece.runtime.checkpoints import Checkpoints
@@ -179,6 +180,8 @@ async def _compose(
     identity = Identity(info.node_id, info.incarnation)
     outbox = await _open_outbox(identity, wire, parts, stack)
     devices = await _open_devices(info, parts, stack)
+    names = [device.name for device in info.devices]
+    lender = await stack.enter_async_context(lent(options, names, parts.monotonic, stop.now))
     stores = await open_stores(options, state_dir, parts, stack)
     tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()
@@ -201,7 +204,7 @@ async def _compose(
     )
     outbox.deliver_locally(env.control_address, control.dispatch)
     imports = WorkflowImports(parts.workflows)
-    host = _start_host(options, env, control, devices, imports, stores, tasks)
+    host = _start_host(options, env, control, devices, imports, stores, tasks, lender)
     copies = _start_store(options, stores, env, control, tasks)
     proxy = _make_proxy(options, env, tasks)
     metrics = NodeMetrics(env)
@@ -265,9 +268,10 @@ def _start_host(
     imports: WorkflowImports,
     stores: Stores,
     tasks: asyncio.TaskGroup,
+    lender: Lender | None,
 ) -> ActorHost | None:
     """The actors of a worker; what outputs are asked of is answered by every node."""
-    host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
+    host = ActorHost(env, devices, imports, tasks, lender) if "worker" in options.roles else None
     kept = stores.checkpoints
     RetainService(
         env,
@@ -448,8 +452,9 @@ async def run_node(options: NodeOptions, stop: StopSignal) -> bool:
     """
 
     async def start_and_serve() -> bool:
-        async with open_node(options, stop) as node:
-            return await serve_until_stopped(node, stop)
+        with holding(options.state_dir):
+            async with open_node(options, stop) as node:
+                return await serve_until_stopped(node, stop)
 
     return await unless_told(stop, start_and_serve()) is not False
 

@@ -7,6 +7,8 @@ and the file's key are made from its name, so that none of the three can be forg
 import argparse
 import os
 import re
+import shlex
+import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +45,9 @@ class NodeOptions:
     http: str = "127.0.0.1:0"
     metrics: str | None = None
     devices: tuple[str, ...] = ()
+    lend: tuple[str, ...] = ()
+    lend_idle_seconds: float = 30.0
+    lend_stop_seconds: float = 5.0
     workflows: tuple[str, ...] = ()
     name: str | None = None
     state_dir: Path | None = None
@@ -186,6 +191,16 @@ def _host_port(value: str) -> str:
     return value
 
 
+def _command(value: str) -> tuple[str, ...]:
+    command = tuple(shlex.split(value))
+    if not command or shutil.which(command[0]) is None:
+        raise ValueError(
+            "it must begin with a program that is here; no shell reads it, so write "
+            "sh -c '...' around what needs one"
+        )
+    return command
+
+
 def _flag(value: str) -> bool:
     if value.lower() not in {"true", "false", "1", "0", "yes", "no"}:
         raise ValueError("write true or false")
@@ -235,6 +250,9 @@ _ROWS: Final = (
     _Row("http", "where clients reach its proxy", _host_port, "HOST:PORT"),
     _Row("metrics", "where its metrics are read, at /metrics; a proxy has them too", _host_port, "HOST:PORT"),
     _Row("devices", "devices of its actors (default: every GPU, else cpu:0)", _text, "cpu:0=4GiB", many=True),
+    _Row("lend", "run this on each device that no actor uses, out of their way", _command, "COMMAND"),
+    _Row("lend_idle_seconds", "how long a device has no actor before that", _seconds, "30"),
+    _Row("lend_stop_seconds", "from SIGTERM to SIGKILL, when an actor comes", _seconds, "5"),
     _Row("workflows", "workflows the manager places", _text, "MODULE:NAME", many=True),
     _Row("name", "its name in the set (default: made from the host and process)", _node_name, "NAME"),
     _Row("state_dir", "where it keeps results and its manager's state", Path, "DIR"),
@@ -402,6 +420,8 @@ def _checked(found: dict[str, Any]) -> NodeOptions:
             f"{options.listen} can be reached from other machines, and no secret is set: give every node "
             "the same --secret-file, or say --insecure true on a network you trust"
         )
+    if options.lend and "worker" not in options.roles:
+        raise ConfigError("--lend is for nodes with the role worker: others have no devices to lend")
     weights_of(options.weights)
     _check_tls(options)
     _check_other_sets(options.other_sets)

@@ -35,8 +35,9 @@ from onepiece.core.request_events import (
     Tick,
 )
 from onepiece.core.request_record import Holding, Resend, RestoreCheckpoint, Sending, SendInputs
+from onepiece.core.retention import OutputKey
 from onepiece.errors import NotReady, OnePieceError, Overloaded
-from onepiece.graph import WorkflowGraph
+from onepiece.graph import INPUTS, WorkflowGraph
 from onepiece.limits import (
     EVENTS_BYTES_PER_REQUEST_MAX,
     EVENTS_PER_REQUEST_MAX,
@@ -209,6 +210,7 @@ class RequestOwner:
         """This node was declared dead: others may own its requests by now."""
         for uid in self._table.live_uids():
             self._admission.give_back(uid)
+            self._env.under_way.ended(uid)
         self._table.disown()
         self._owned.clear()
         self._settled.set()
@@ -409,6 +411,7 @@ class RequestOwner:
                     follower.wake.set()
             case Settled(uid):
                 self._admission.give_back(uid)
+                self._env.under_way.ended(uid)
                 owned = self._owned.pop(uid, None)
                 if owned is not None:
                     told = self._table.events(uid, -1)
@@ -435,6 +438,7 @@ class RequestOwner:
             self._admission.started(event.uid, event.stage, event.at, now)
         elif event.kind is EventKind.STAGE_FINISHED and event.stage is not None:
             self._admission.finished(event.uid, event.stage, event.at, now)
+            self._env.under_way.done(OutputKey(event.uid, INPUTS, event.stage))
 
     async def _keep_error(self, wanted: KeepError) -> None:
         """An error is stored as a result is, so that every proxy can tell it, and tells the same."""
@@ -472,8 +476,8 @@ class RequestOwner:
             letters = {}
             for sending in sendings:
                 target = targets[sending.target]
-                parts = target.pack(owned.inputs).parts
-                letters[sending.target] = Letter(target, parts, sending.attempt, is_wanted=is_wanted)
+                parts, key = target.pack(owned.inputs).parts, OutputKey(uid, INPUTS, sending.target)
+                letters[sending.target] = Letter(target, parts, sending.attempt, is_wanted=is_wanted, key=key)
             self._handle(Headed(uid, await self._deliver.deliver(letters)))
 
         self._tasks.create_task(self._or_break(uid, send()), name=f"inputs {uid}")

@@ -79,7 +79,7 @@ class RetainService:
             return
         try:
             is_wanted = functools.partial(self._env.retainer.holds, key)
-            letter = Letter(output.target, output.parts, ask.attempt, is_wanted=is_wanted)
+            letter = Letter(output.target, output.parts, ask.attempt, is_wanted=is_wanted, key=key)
             self._env.counts.resent[output.target.stage, ASKED] += 1
             life = await self._deliver.send(letter)
         except OnePieceError as error:

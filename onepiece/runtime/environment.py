@@ -29,6 +29,7 @@ from onepiece.runtime.counts import Counts
 from onepiece.runtime.outbox import Outbox
 from onepiece.runtime.reports import Report
 from onepiece.runtime.retainer import Retainer
+from onepiece.runtime.under_way import UnderWay
 from transports import Address, Geometry, Leniency, Listener, Receiver, open_receiver
 
 _REFUSED_MAX: Final = 1024
@@ -218,6 +219,7 @@ class Environment:
     on_change: Callable[[], None]
     """Called when an actor's state changes, so that the manager hears of it at once."""
     retainer: Retainer
+    under_way: UnderWay = field(init=False)
     checkpoints: Checkpoints = field(factory=Checkpoints)
     owners: AdoptedRequests = field(factory=AdoptedRequests)
     """Control address of the owner of requests that have been adopted, by UID."""
@@ -232,6 +234,10 @@ class Environment:
     call_numbers: Iterator[int] = field(init=False)
     """One sequence for the whole node, since several of its parts may be answered by the same kind of
     message. It begins anywhere, since answers to an earlier life may come to this one's address."""
+
+    @under_way.default
+    def _of_the_retainer(self) -> UnderWay:
+        return self.retainer.under_way
 
     @call_numbers.default
     def _from_anywhere(self) -> Iterator[int]:

@@ -223,7 +223,9 @@ class Intake:
                 if output is not None:
                     self.env.counts.resent[output.target.stage, REPEATED] += 1
                     is_wanted = functools.partial(self.env.retainer.holds, key)
-                    letters[key.target] = Letter(output.target, output.parts, attempt, is_wanted=is_wanted)
+                    letters[key.target] = Letter(
+                        output.target, output.parts, attempt, is_wanted=is_wanted, key=key
+                    )
             heading = await ResultDeliver(self.env).deliver(letters)
         except OnePieceError as error:
             self.reporter.broke(header, error)

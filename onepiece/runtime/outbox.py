@@ -25,8 +25,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from onepiece._repetitions import Repetitions
 from onepiece.codec import encode_control
-from onepiece.core.repetitions import Repetitions
 from onepiece.errors import NodeUnreachable, PayloadTooLarge
 from onepiece.limits import (
     CONSUMED_PER_MESSAGE_MAX,
@@ -93,7 +93,10 @@ class _Link:
     """The way to one ring: a sender, what it has not handed over, and queued control messages."""
 
     def __init__(
-        self, address: str, lost: "Counter[str]", on_lost_words: Callable[[int, str], None] = lambda *_: None
+        self,
+        address: str,
+        lost: "Counter[str]",
+        on_lost_words: Callable[[int, str], None] = lambda *_: None,
     ) -> None:
         self.address = address
         self._lost = lost
@@ -291,9 +294,9 @@ class Outbox:
         self._local: dict[str, Callable[[object], None]] = {}
         self._is_closing = False
         self._lives = 0
+        self._complaints = Repetitions()
         self.lost: Counter[str] = Counter()
         """Control messages that were given up, by the reason."""
-        self._complaints = Repetitions()
         self.on_refused: Callable[[], None] = lambda: None
         """Called when a peer takes nothing from this life of the node any more: it was declared dead."""
 

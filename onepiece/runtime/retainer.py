@@ -17,6 +17,7 @@ from onepiece.errors import OnePieceError
 from onepiece.log import get_logger
 from onepiece.runtime.result_targets import Target
 from onepiece.runtime.signal import Signal
+from onepiece.runtime.under_way import UnderWay
 from onepiece.store import ResultStore
 from transports import Bytes
 
@@ -52,6 +53,8 @@ class Retainer:
         self._room = Signal()
         self._sending_bytes = 0
         """Of all outputs on their way: until they have arrived they lie in memory, also if spilled."""
+        self.under_way = UnderWay()
+        """Is told of each output that is let go of."""
         self._targets: dict[OutputKey, Target] = {}
         self._names: dict[OutputKey, str] = {}
         self._serial = itertools.count()
@@ -181,6 +184,7 @@ class Retainer:
     def _forget(self, keys: Sequence[OutputKey], effects: Sequence[RetentionEffect]) -> None:
         for key in keys:
             self._targets.pop(key, None)
+            self.under_way.done(key)
         self._carry_out(effects)
         self._room.notify()
 

@@ -385,12 +385,12 @@ class StageActor:
         for name, target in shipment.targets.items():
             packed = shipment.packed[name]
             is_wanted: Callable[[], bool] = _always
-            if target.is_retained:
-                key = OutputKey(stage_task.uid, stage_task.node, name)
+            key = OutputKey(stage_task.uid, stage_task.node, name) if target.is_retained else None
+            if key is not None:
                 self.env.retainer.hold(key, target, packed)
                 is_wanted = functools.partial(self.env.retainer.holds, key)
             on_taken = functools.partial(settle, name)
-            letters[name] = Letter(target, packed.parts, stage_task.attempt, on_taken, is_wanted)
+            letters[name] = Letter(target, packed.parts, stage_task.attempt, on_taken, is_wanted, key=key)
         self._intake.done(stage_task)
         if self.spec.checkpoint:
             heading = await self._deliver_and_checkpoint(stage_task, shipment, deliver, letters, settle)
