@@ -37,6 +37,7 @@ from onepiece.core.rebalance import (
 from onepiece.core.waiting_order import WaitingOrder, rank
 from simulations.capacity_dispatch import PROXY, Dispatch
 from simulations.capacity_record import Record
+from simulations.capacity_steps import Step, steps_of
 from simulations.capacity_trace import Arrival
 
 _TICK_SECONDS: Final = 10.0
@@ -119,14 +120,6 @@ class _Instance:
     """Loads, or takes over, once this one has ended."""
 
 
-@frozen
-class _Step:
-    stage: str
-    after: tuple[int, ...]
-    """The steps that come after it."""
-    is_join: bool
-
-
 class World:
     """The set; ``run`` lets a trace pass through it."""
 
@@ -150,7 +143,7 @@ class World:
         self._present: dict[str, dict[tuple[str, str], int]] = {stage: {} for stage in model.stages}
         self._instances: dict[int, _Instance] = {}
         self._serving: dict[str, int] = dict.fromkeys(model.stages, 0)
-        self._steps = [_steps_of(model, demand) for demand in demands]
+        self._steps = [steps_of(model, demand) for demand in demands]
         self._kinds = [(demand.workflow, demand.size_class) for demand in demands]
         self._offered = [0] * len(demands)
         self._machine = RebalanceMachine(policy=options.policy)
@@ -222,7 +215,7 @@ class World:
             if not count:
                 self._send(request, place, PROXY, self._options.delays.entry, now)
 
-    def _joins(self, steps: Sequence[_Step]) -> dict[int, _Instance]:
+    def _joins(self, steps: Sequence[Step]) -> dict[int, _Instance]:
         return {
             place: self._dispatch[step.stage].meeting()
             for place, step in enumerate(steps)
@@ -495,15 +488,3 @@ class _News(NamedTuple):
     stage: str
     sender: str
     instance: _Instance
-
-
-def _steps_of(model: CapacityModel, demand: Demand) -> tuple[_Step, ...]:
-    steps = model.shape(demand.workflow).steps
-    return tuple(
-        _Step(
-            step.stage,
-            tuple(place for place, later in enumerate(steps) if step.name in later.after),
-            step.is_join,
-        )
-        for step in steps
-    )

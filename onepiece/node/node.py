@@ -185,23 +185,8 @@ async def _compose(
     stores = await open_stores(options, state_dir, parts, stack)
     tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()
-    env = Environment(
-        identity=identity,
-        address=Address.parse(info.address),
-        control_address=f"{info.address}/{CONTROL_REGION}",
-        inboxes=Inboxes(listener, clock=parts.monotonic, rng=parts.rng),
-        outbox=outbox,
-        routes=Routes(parts.monotonic),
-        inbox_bytes=options.inbox_bytes,
-        join_bytes=options.join_bytes,
-        on_change=wake,
-        retainer=_make_retainer(options, stores.spill, tasks),
-        checkpoints=Checkpoints(options.copies),
-        now=parts.now,
-        monotonic=parts.monotonic,
-        rng=parts.rng,
-        weights=weights_of(options.weights),
-    )
+    retainer = _make_retainer(options, stores.spill, tasks)
+    env = _make_environment(options, info, parts, identity, listener, outbox, retainer, wake)
     outbox.deliver_locally(env.control_address, control.dispatch)
     imports = WorkflowImports(parts.workflows)
     host = _start_host(options, env, control, devices, imports, stores, tasks, lender)
@@ -227,6 +212,35 @@ async def _compose(
     draining = Drain(env, member, host, proxy, copies).attached(control)
     await _join(control, env, member, proxy, tasks)
     return Node(options, info, env, member, host, proxy, copies, stores.checkpoints, draining, metrics_url)
+
+
+def _make_environment(
+    options: NodeOptions,
+    info: NodeInfo,
+    parts: NodeParts,
+    identity: Identity,
+    listener: Listener,
+    outbox: Outbox,
+    retainer: Retainer,
+    on_change: Callable[[], None],
+) -> Environment:
+    return Environment(
+        identity=identity,
+        address=Address.parse(info.address),
+        control_address=f"{info.address}/{CONTROL_REGION}",
+        inboxes=Inboxes(listener, clock=parts.monotonic, rng=parts.rng),
+        outbox=outbox,
+        routes=Routes(parts.monotonic),
+        inbox_bytes=options.inbox_bytes,
+        join_bytes=options.join_bytes,
+        on_change=on_change,
+        retainer=retainer,
+        checkpoints=Checkpoints(options.copies),
+        now=parts.now,
+        monotonic=parts.monotonic,
+        rng=parts.rng,
+        weights=weights_of(options.weights),
+    )
 
 
 def _attach_manager(
