@@ -7,6 +7,8 @@ from onepiece.core.capacity import CapacityModel, Demand
 
 @frozen
 class Step:
+    """A stage as a workflow's step, and where in the workflow it goes on from there."""
+
     stage: str
     after: tuple[int, ...]
     """The steps that come after it."""

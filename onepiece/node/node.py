@@ -15,9 +15,8 @@ held, deliver it) for at most ``drain_seconds``, then say good-bye and close. A 
 
 import asyncio
 import contextlib
-import json
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -47,6 +46,7 @@ from onepiece.node.node_stores import Stores, open_stores
 from onepiece.node.options import NodeOptions, weights_of
 from onepiece.node.parts import NodeParts
 from onepiece.node.proxy_service import ProxyService
+from onepiece.node.ready_file import ready_file
 from onepiece.node.replica_service import ReplicaService
 from onepiece.node.retain_service import RetainService
 from onepiece.node.serving import serve_metrics, serve_proxy
@@ -153,8 +153,7 @@ async def open_node(
         info = make_info(options, str(address), incarnation, parts)
         node = await _compose(options, wire, listener, info, state_dir, stop, parts, stack)
         if options.ready_file is not None:
-            _write_ready_file(options.ready_file, node)
-            stack.callback(_remove_ready_file, options.ready_file)
+            stack.enter_context(ready_file(options.ready_file, _ready(node)))
         get_logger().info(
             "node_started",
             node=info.node_id,
@@ -438,25 +437,10 @@ def _make_proxy(options: NodeOptions, env: Environment, tasks: asyncio.TaskGroup
     )
 
 
-def _write_ready_file(path: Path, node: Node) -> None:
-    content = {
-        "node": node.info.node_id,
-        "address": node.address,
-        "http": node.http,
-        "metrics": node.metrics,
-        "process_id": os.getpid(),
-    }
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_text(json.dumps(content), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"--ready-file {str(path)!r} cannot be written: {error}") from error
-
-
-def _remove_ready_file(path: Path) -> None:
-    with contextlib.suppress(OSError):  # whoever took the directory away does not look for the file in it
-        path.unlink()
+def _ready(node: Node) -> Mapping[str, object]:
+    """What whoever started the node wants to know."""
+    addresses = {"address": node.address, "http": node.http, "metrics": node.metrics}
+    return {"node": node.info.node_id, **addresses, "process_id": os.getpid()}
 
 
 async def run_node(options: NodeOptions, stop: StopSignal) -> bool:
