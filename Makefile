@@ -38,15 +38,17 @@ test-parts: setup-test
 RDMA_PYTEST = $(BIN)/python -m pytest -p pytest_asyncio.plugin -p pytest_timeout --timeout 300 \
 	-p no:cacheprovider --assert=plain -q --durations 5 tests/rdma $(RDMA_ARGUMENTS)
 
+RDMA_VM = $(BIN)/python -m tests.rdma.vm
+
 test-rdma: RDMA_SECONDS := 2400
-test-rdma: RDMA_BENCH = && $(BIN)/python -m onepiece.cli.bench_wires verbs --quick
+test-rdma: RDMA_BENCH = $(RDMA_VM) run --counted --memory 4096 --timeout 1200 -- $(BIN)/python -m onepiece.cli.bench_wires verbs --quick
 test-rdma-quick: RDMA_SECONDS := 300
 test-rdma-quick: RDMA_ARGUMENTS := -m "not slow"
 test-rdma test-rdma-quick: setup-test
 	$(BIN)/python -m compileall -q onepiece transports stages tests/rdma tests/transports tests/acceptance
-	$(BIN)/python -m tests.rdma.vm setup
-	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m tests.rdma.vm run --memory 4096 --timeout $(RDMA_SECONDS) -- \
-		sh -c '$(RDMA_PYTEST) $(RDMA_BENCH)'
+	$(RDMA_VM) setup
+	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RDMA_VM) run --memory 4096 --timeout $(RDMA_SECONDS) -- $(RDMA_PYTEST)
+	$(RDMA_BENCH)
 
 lint: setup-test
 	$(BIN)/ruff format --check .

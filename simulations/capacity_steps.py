@@ -1,4 +1,4 @@
-"""A workflow's steps as a simulated set follows them."""
+"""Which stages a request goes through: a workflow of the capacity model as its simulation walks it."""
 
 from attrs import frozen
 
@@ -7,7 +7,7 @@ from onepiece.core.capacity import CapacityModel, Demand
 
 @frozen
 class Step:
-    """A step of a workflow, by number."""
+    """A stage as a workflow's step, and where in the workflow it goes on from there."""
 
     stage: str
     after: tuple[int, ...]
@@ -16,7 +16,7 @@ class Step:
 
 
 def steps_of(model: CapacityModel, demand: Demand) -> tuple[Step, ...]:
-    """The steps of a demand's workflow, in order."""
+    """The steps of the workflow that is asked for."""
     steps = model.shape(demand.workflow).steps
     return tuple(
         Step(

@@ -83,21 +83,21 @@ def _nixl_missing() -> str | None:
     return None if _nixl_package() else "nixl is not installed (pip install --no-deps nixl-cu12)"
 
 
-def _nixl_agent(name: str) -> Any:
+def _nixl_agent(name: str, *, progresses: bool) -> Any:
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
     api = import_module(f"{_nixl_package()}._api")
-    return api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=True, backends=["UCX"]))
+    return api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=progresses, backends=["UCX"]))
 
 
 async def _nixl_far() -> None:
-    agent, memory = _nixl_agent("far"), np.zeros(FAR_BYTES, np.uint8)
+    agent, memory = _nixl_agent("far", progresses=True), np.zeros(FAR_BYTES, np.uint8)
     agent.register_memory([(memory.ctypes.data, FAR_BYTES, 0, "")], "DRAM")
     await _lend(base64.b64encode(agent.get_agent_metadata()).decode(), memory)
 
 
 def _nixl_near(said: str) -> Put:
     card, far_address = _place(said)
-    agent = _nixl_agent("near")
+    agent = _nixl_agent("near", progresses=False)
     agent.add_remote_agent(base64.b64decode(card))
     known = _Known(lambda address, length: agent.register_memory([(address, length, 0, "")], "DRAM"))
 

@@ -25,7 +25,8 @@ _KNOCK_SECONDS: Final = 60.0
 _KNOCK_PAUSE_SECONDS: Final = 0.3
 _WORDS_SHOWN: Final = 2000
 _FINAL_COLUMNS: Final = 8
-_NUMBER: Final = re.compile(r"[\d.]+")
+_NUMBER: Final = re.compile(r"[\d.]+|inf")
+"""An average over no time at all is infinite; what is read is that over all."""
 
 
 class ProgramError(Exception):
@@ -100,7 +101,11 @@ def _ucx(test: str, environment: Mapping[str, str], size_bytes: int, count: int)
         path = str(beside)
         environment = {**environment, "LD_LIBRARY_PATH": str(beside.parents[1] / "lib")}
     else:
-        path = _found(shutil.which("ucx_perftest"), "ucx_perftest", "pip install 'onepiece[ucx]'")
+        path = _found(
+            shutil.which("ucx_perftest"),
+            "ucx_perftest",
+            "pip install 'onepiece[ucx]', or apt-get install ucx-utils",
+        )
     # Without a warm-up of its own the first pass would find memory that nobody has touched.
     said = ("-t", test, "-s", str(size_bytes), "-n", str(count), "-w", str(max(2, count // 10)), "-f")
     return Program((path, "-p", "PORT"), (path, LOOPBACK, "-p", "PORT", *said), environment)

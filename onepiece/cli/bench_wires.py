@@ -262,7 +262,7 @@ def run(argv: list[str]) -> int:
         wire = WIRES[options.wire](options)
         with _environment(wire.near):
             rows = rows_of(asyncio.run(measure_wire(wire, rounds, quick=options.quick)))
-    except (ProgramError, TransportError) as error:
+    except (ProgramError, TransportError, TimeoutError) as error:
         print(f"{options.wire} cannot be measured: {error}", file=sys.stderr)
         return 1
     if options.json:

@@ -15,9 +15,8 @@ held, deliver it) for at most ``drain_seconds``, then say good-bye and close. A 
 
 import asyncio
 import contextlib
-import json
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -47,6 +46,7 @@ from onepiece.node.node_stores import Stores, open_stores
 from onepiece.node.options import NodeOptions, weights_of
 from onepiece.node.parts import NodeParts
 from onepiece.node.proxy_service import ProxyService
+from onepiece.node.ready_file import ready_file
 from onepiece.node.replica_service import ReplicaService
 from onepiece.node.retain_service import RetainService
 from onepiece.node.serving import serve_metrics, serve_proxy
@@ -153,8 +153,7 @@ async def open_node(
         info = make_info(options, str(address), incarnation, parts)
         node = await _compose(options, wire, listener, info, state_dir, stop, parts, stack)
         if options.ready_file is not None:
-            _write_ready_file(options.ready_file, node)
-            stack.callback(_remove_ready_file, options.ready_file)
+            stack.enter_context(ready_file(options.ready_file, _ready(node)))
         get_logger().info(
             "node_started",
             node=info.node_id,
@@ -184,23 +183,8 @@ async def _compose(
     stores = await open_stores(options, state_dir, parts, stack)
     tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()
-    env = Environment(
-        identity=identity,
-        address=Address.parse(info.address),
-        control_address=f"{info.address}/{CONTROL_REGION}",
-        inboxes=Inboxes(listener, clock=parts.monotonic, rng=parts.rng),
-        outbox=outbox,
-        routes=Routes(parts.monotonic),
-        inbox_bytes=options.inbox_bytes,
-        join_bytes=options.join_bytes,
-        on_change=wake,
-        retainer=_make_retainer(options, stores.spill, tasks),
-        checkpoints=Checkpoints(options.copies),
-        now=parts.now,
-        monotonic=parts.monotonic,
-        rng=parts.rng,
-        weights=weights_of(options.weights),
-    )
+    retainer = _make_retainer(options, stores.spill, tasks)
+    env = _make_environment(options, info, parts, identity, listener, outbox, retainer, wake)
     outbox.deliver_locally(env.control_address, control.dispatch)
     imports = WorkflowImports(parts.workflows)
     host = _start_host(options, env, control, devices, imports, stores, tasks, lender)
@@ -226,6 +210,35 @@ async def _compose(
     draining = Drain(env, member, host, proxy, copies).attached(control)
     await _join(control, env, member, proxy, tasks)
     return Node(options, info, env, member, host, proxy, copies, stores.checkpoints, draining, metrics_url)
+
+
+def _make_environment(
+    options: NodeOptions,
+    info: NodeInfo,
+    parts: NodeParts,
+    identity: Identity,
+    listener: Listener,
+    outbox: Outbox,
+    retainer: Retainer,
+    on_change: Callable[[], None],
+) -> Environment:
+    return Environment(
+        identity=identity,
+        address=Address.parse(info.address),
+        control_address=f"{info.address}/{CONTROL_REGION}",
+        inboxes=Inboxes(listener, clock=parts.monotonic, rng=parts.rng),
+        outbox=outbox,
+        routes=Routes(parts.monotonic),
+        inbox_bytes=options.inbox_bytes,
+        join_bytes=options.join_bytes,
+        on_change=on_change,
+        retainer=retainer,
+        checkpoints=Checkpoints(options.copies),
+        now=parts.now,
+        monotonic=parts.monotonic,
+        rng=parts.rng,
+        weights=weights_of(options.weights),
+    )
 
 
 def _attach_manager(
@@ -423,25 +436,10 @@ def _make_proxy(options: NodeOptions, env: Environment, tasks: asyncio.TaskGroup
     )
 
 
-def _write_ready_file(path: Path, node: Node) -> None:
-    content = {
-        "node": node.info.node_id,
-        "address": node.address,
-        "http": node.http,
-        "metrics": node.metrics,
-        "process_id": os.getpid(),
-    }
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_text(json.dumps(content), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise ConfigError(f"--ready-file {str(path)!r} cannot be written: {error}") from error
-
-
-def _remove_ready_file(path: Path) -> None:
-    with contextlib.suppress(OSError):  # whoever took the directory away does not look for the file in it
-        path.unlink()
+def _ready(node: Node) -> Mapping[str, object]:
+    """What whoever started the node wants to know."""
+    addresses = {"address": node.address, "http": node.http, "metrics": node.metrics}
+    return {"node": node.info.node_id, **addresses, "process_id": os.getpid()}
 
 
 async def run_node(options: NodeOptions, stop: StopSignal) -> bool:

@@ -25,8 +25,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from onepiece._repetitions import Repetitions
 from onepiece.codec import encode_control
-from onepiece.core.repetitions import Repetitions
 from onepiece.errors import NodeUnreachable, PayloadTooLarge
 from onepiece.limits import (
     CONSUMED_PER_MESSAGE_MAX,

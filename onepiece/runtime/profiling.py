@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from attrs import define, field, frozen
 
@@ -161,6 +161,8 @@ class _Profiler:
                     ) from error
                 seconds = time.monotonic() - started
                 self._states[key] = state
+                # What this process had before is no part of a process that was begun for the stage.
+                before = 0 if self._is_apart(state) else before
                 self.measured[key] = _Measured(seconds, max(0, self._memory(state)[0] - before))
             yield self
 
@@ -229,10 +231,12 @@ class _Profiler:
         kind, _, index = self.threads.name.partition(":")
         if kind == "cuda":
             return _torch.cuda_use(int(index))
-        own = _resident_bytes(os.getpid())
-        if isinstance(state, IsolatedProcess):
-            own += _resident_bytes(state.process_id)
-        return own, own
+        held = _resident_bytes(state.process_id if self._is_apart(state) else os.getpid())
+        return held, held
+
+    def _is_apart(self, state: Any) -> TypeGuard[IsolatedProcess]:
+        """Whether the stage's memory is that of a process of its own."""
+        return isinstance(state, IsolatedProcess) and not self.threads.name.startswith("cuda")
 
     def _forget_peak(self) -> None:
         kind, _, index = self.threads.name.partition(":")

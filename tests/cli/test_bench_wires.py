@@ -48,12 +48,18 @@ Final:                    100      0.130  2312.5    2401.0     6919.2    6664.3 
 """
 
 
+UNLABELLED = """
+                          80  66088.630       inf 113400.149        0.00     141.09           0           9
+"""
+
+
 def test_the_programs_tables_are_read() -> None:
     """The averages of bandwidths, in GB/s though they print MiB; the typical and the overall latency."""
     assert bandwidth_of(WRITE_BW, 1 << 20) == pytest.approx(17.42 * (1 << 20) / 1e9)
     assert latency_of(WRITE_LAT, 64) == 512.5
     assert put_bandwidth_of(PUT_BW, 1 << 24) == pytest.approx(6664.3 * (1 << 20) / 1e9)
     assert put_latency_of(PUT_BW, 64) == 2401.0
+    assert put_bandwidth_of(UNLABELLED, 1 << 24) == pytest.approx(141.09 * (1 << 20) / 1e9)
 
 
 @pytest.mark.parametrize("text", ["", "Unable to init the socket connection", "Final: 100 0.1", "1048576 5"])

@@ -22,10 +22,12 @@ from onepiece.node.actor_host import ActorHost
 from onepiece.node.node import Node, open_node
 from onepiece.node.options import NodeOptions
 from onepiece.node.readings.actors import devices
+from onepiece.node.readings.channels import wire_of
 from onepiece.node.readings.delivery import Edge, edges_from
 from onepiece.node.request_counts import RefusalCounts, RequestCounts, worked_seconds
 from onepiece.node.stopping import StopSignal
 from onepiece.requests import EventKind, RequestEvent, RequestState
+from onepiece.runtime.outbox import LinkView
 from stages.synthetic import diamond
 from tests.metrics_text import Scraped
 from tests.node import waiting_stages
@@ -110,6 +112,21 @@ async def test_a_part_that_fails_or_hangs_is_said_and_the_others_shown(
     parts = {labels["part"]: value for labels, value in found.all("onepiece_scrape_success")}
     assert parts == {"broken": 0, "hanging": 0, "sound": 1}
     assert found.sum("onepiece_depth") == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "wire", "shown"),
+    [
+        ("tcp://10.0.0.2:7070/actor/7", "tcp", ("tcp", "tcp")),
+        ("tcp://10.0.0.2:7070/actor/7", "tcp (shm from the first large payload on)", ("tcp", "tcp")),
+        ("tcp://10.0.0.2:7070/actor/7", "shm (beside tls)", ("tcp", "shm")),
+        ("ucx://10.0.0.2:7070/store?require=shm", "shm (sysv/memory)", ("ucx", "shm")),
+        ("verbs://[::1]:7070/control", "rdma (mlx5_0 port 1, gid 3 of many)", ("verbs", "rdma")),
+    ],
+)
+def test_wires_have_few_names(address: str, wire: str, shown: tuple[str, str]) -> None:
+    """Transport and kind of the wire; neither adapters nor reasons become labels."""
+    assert wire_of(LinkView(address, wire, 0, 0, 0)) == shown
 
 
 def test_edges_of_a_workflow() -> None:

@@ -1,9 +1,11 @@
 """Requests that were accepted for another version of a workflow than the one which is registered now."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from onepiece import StageContext, stage, workflow
-from onepiece.codec import pack_inputs, unpack
+from onepiece.codec import Wire, pack_inputs, unpack
 from onepiece.core.request_record import Holding
 from onepiece.errors import SchemaMismatch
 from onepiece.messages import StageInput
@@ -25,7 +27,7 @@ def newer(text: str, words: list[str] = ["a"], count: int = 3) -> str:  # noqa: 
     return shout(text, words, count)
 
 
-def kept(**inputs: object) -> object:
+def kept(**inputs: object) -> Mapping[str, Wire]:
     """Inputs as an earlier owner kept them."""
     packed = pack_inputs(inputs)
     return unpack(memoryview(b"".join(packed.parts)), type(None)).values
@@ -33,7 +35,7 @@ def kept(**inputs: object) -> object:
 
 def test_new_inputs_have_their_defaults() -> None:
     """A request that gives all that is needed goes on; its lists are its own."""
-    inputs, error = inputs_for(newer.graph, UID, kept(text="ahoy"))  # type: ignore[arg-type]
+    inputs, error = inputs_for(newer.graph, UID, kept(text="ahoy"))
     assert (inputs, error) == ({"text": "ahoy", "words": ["a"], "count": 3}, None)
     assert inputs["words"] is not newer.graph.inputs[1].default
 
@@ -48,7 +50,7 @@ def test_new_inputs_have_their_defaults() -> None:
 )
 def test_what_does_not_fit_is_named(inputs: dict[str, object], why: str) -> None:
     """An input that is missing, gone, or of another type."""
-    _, error = inputs_for(newer.graph, UID, kept(**inputs))  # type: ignore[arg-type]
+    _, error = inputs_for(newer.graph, UID, kept(**inputs))
     assert error is not None
     assert why in error.message
     assert error.fields == {"uid": UID, "workflow": "newer"}

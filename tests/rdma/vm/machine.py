@@ -133,7 +133,7 @@ def _qemu(folder: Path, processors: int, memory_mib: int, *, counted: bool) -> l
     arguments += ["-machine", "pc", "-accel", f"tcg,thread={'single' if counted else 'multi'},tb-size=256"]
     arguments += ["-cpu", "max"]
     if counted:
-        arguments += ["-icount", "shift=0,sleep=off"]
+        arguments += ["-icount", "shift=0,sleep=on"]
     arguments += ["-smp", str(processors), "-m", str(memory_mib)]
     arguments += [
         "-kernel",

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from onepiece.core.repetitions import PAUSE_SECONDS_MAX, SUBJECTS_MAX, Repetitions
+from onepiece._repetitions import PAUSE_SECONDS_MAX, SUBJECTS_MAX, Repetitions
 
 
 def test_the_same_words_come_ever_less_often() -> None:
