@@ -67,7 +67,7 @@ def main() -> None:
         signal.signal(number, lambda _number, _frame: None)  # handlers are not inherited by the command
     if os.getppid() != int(node):  # it died before the first line
         return
-    os.nice(_NICENESS)
+    os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     _go_first()
     _, status = os.waitpid(_begin(command), 0)
     _end_as(status)

@@ -79,7 +79,9 @@ async def test_devices_follow_a_shift_of_the_load(tmp_path: Path) -> None:
 async def _shift(client: Client) -> None:
     finished: Counter[tuple[str, int]] = Counter()
     load = Load(client, finished)
-    assert ready_of(await client.placement()) == (4, 2)
+    async with asyncio.timeout(READY_SECONDS):  # the set is ready with one instance of each
+        while ready_of(await client.placement()) != (4, 2):  # noqa: ASYNC110 - a view
+            await asyncio.sleep(0.1)
     await load.offer("red", RED_RATE, lambda: load.submitted >= RED_REQUESTS)
     assert ready_of(await client.placement()) == (4, 2)
     has_moved = False
