@@ -187,7 +187,7 @@ async def _compose(
     )
     outbox.deliver_locally(env.control_address, control.dispatch)
     imports = WorkflowImports(parts.workflows)
-    host = _start_host(options, env, control, devices, imports, stores, tasks)
+    host, leftovers = _start_host(options, env, control, devices, imports, stores, tasks)
     copies = _start_store(options, stores, env, control, tasks)
     proxy = _make_proxy(options, env, tasks)
     if proxy is not None:
@@ -206,7 +206,7 @@ async def _compose(
         manager.attach(control)
         if proxy is not None:
             proxy.heartbeat_ages = manager.heartbeat_ages
-    draining = Drain(env, member, host, proxy, copies).attached(control)
+    draining = Drain(env, member, host, proxy, copies, leftovers).attached(control)
     await _join(control, env, member, proxy, tasks)
     return Node(options, info, env, member, host, proxy, copies, stores.checkpoints, draining)
 
@@ -241,8 +241,8 @@ def _start_host(
     imports: WorkflowImports,
     stores: Stores,
     tasks: asyncio.TaskGroup,
-) -> ActorHost | None:
-    """The actors of a worker; what outputs are asked of is answered by every node."""
+) -> tuple[ActorHost | None, Leftovers]:
+    """The actors of a worker; what outputs are asked of is answered by every node, and asked by every one."""
     host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
     kept = stores.checkpoints
     RetainService(
@@ -261,7 +261,7 @@ def _start_host(
     tasks.create_task(leftovers.look(), name="leftovers")
     if host is not None:
         host.attach(control)
-    return host
+    return host, leftovers
 
 
 def _start_store(

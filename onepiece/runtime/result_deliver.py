@@ -19,7 +19,15 @@ from attrs import define, evolve, field, frozen
 from onepiece.core.routing import ActorRoute, rendezvous
 from onepiece.errors import NodeLost, NodeUnreachable, OnePieceError
 from onepiece.limits import DELIVERY_PATIENCE_SECONDS, LOSSES_PER_MESSAGE_MAX
-from onepiece.messages import KIND_RESULT, KIND_STAGE_INPUT, STORE_REGION, RequestErrored, with_attempt
+from onepiece.messages import (
+    KIND_RESULT,
+    KIND_STAGE_INPUT,
+    STORE,
+    STORE_REGION,
+    OutputHeaded,
+    RequestErrored,
+    with_attempt,
+)
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_targets import StoreTarget, Target
 from transports import Bytes
@@ -117,18 +125,25 @@ class ResultDeliver:
             self._under_way[place.actor_id] -= 1
 
     async def _send_again(self, letter: Letter) -> None:
-        """A message was lost with its ring before anybody took it: send it elsewhere."""
+        """A message was lost with its ring before anybody was seen to take it: send it elsewhere.
+
+        The request's owner is told where: it has to go on from there if that node dies, and to tell that
+        node of the end, which may be near, or over, if somebody took the message all the same.
+        """
         target = letter.target
         if not letter.is_wanted():
             return
+        uid, owner = target.header.uid, target.header.owner
+        stage = None if isinstance(target, StoreTarget) else target.header.node
         try:
             if letter.losses > LOSSES_PER_MESSAGE_MAX:
                 raise self._deadly(letter)
-            await self.send(letter)
+            life = await self.send(letter)
         except OnePieceError as error:
-            stage = None if isinstance(target, StoreTarget) else target.header.node
-            lost = RequestErrored(target.header.uid, stage, self.env.node_id, error.to_wire())
-            self.env.break_request(target.header.owner, lost)
+            lost = RequestErrored(uid, stage, self.env.node_id, error.to_wire())
+            self.env.break_request(owner, lost)
+        else:
+            self.env.tell_owner(uid, owner, OutputHeaded(uid, {stage or STORE: life}))
 
     def _places(self, target: Target) -> Iterator["_Place"]:
         table = self.env.routes.table
