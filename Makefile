@@ -16,7 +16,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests in which somebody is judged by heartbeats or leases: they come first on the processors.
 SERVING := tests/acceptance tests/client tests/node tests/runtime tests/stages tests/core/test_etcd.py tests/transports/test_processes.py
 
-.PHONY: demo test test-rdma test-rdma-quick test-serving test-parts setup setup-test lint explore explore-full chaos simulate bench clean
+.PHONY: demo test test-rdma test-rdma-quick test-serving test-parts setup setup-test lint explore explore-full chaos simulate validate bench clean
 
 demo: setup
 	$(BIN)/python -m stages.demo
@@ -38,13 +38,17 @@ test-parts: setup-test
 RDMA_PYTEST = $(BIN)/python -m pytest -p pytest_asyncio.plugin -p pytest_timeout --timeout 300 \
 	-p no:cacheprovider --assert=plain -q --durations 5 tests/rdma $(RDMA_ARGUMENTS)
 
+RDMA_VM = $(BIN)/python -m tests.rdma.vm
+
 test-rdma: RDMA_SECONDS := 2400
+test-rdma: RDMA_BENCH = $(RDMA_VM) run --counted --memory 4096 --timeout 1200 -- $(BIN)/python -m onepiece.cli.bench_wires verbs --quick
 test-rdma-quick: RDMA_SECONDS := 300
 test-rdma-quick: RDMA_ARGUMENTS := -m "not slow"
 test-rdma test-rdma-quick: setup-test
 	$(BIN)/python -m compileall -q onepiece transports stages tests/rdma tests/transports tests/acceptance
-	$(BIN)/python -m tests.rdma.vm setup
-	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python -m tests.rdma.vm run --memory 4096 --timeout $(RDMA_SECONDS) -- $(RDMA_PYTEST)
+	$(RDMA_VM) setup
+	PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(RDMA_VM) run --memory 4096 --timeout $(RDMA_SECONDS) -- $(RDMA_PYTEST)
+	$(RDMA_BENCH)
 
 lint: setup-test
 	$(BIN)/ruff format --check .
@@ -64,6 +68,11 @@ chaos: setup-test
 
 simulate: setup-test
 	$(BIN)/python -m simulations cluster --seed $(SEED) --seeds $(SEEDS) --jobs $(JOBS)
+
+# On real node processes, some minutes each; they want a machine that has little else to do.
+validate: setup-test
+	$(BIN)/python -m simulations validate
+	$(BIN)/python -m simulations shift
 
 bench: setup-test
 	$(BIN)/onepiece bench transport

@@ -17,6 +17,7 @@ Importing this package imports neither torch nor a server; the client comes in w
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
+from onepiece import _program  # noqa: F401 - before all that takes time: Ctrl-C is quiet from here on
 from onepiece.context import StageContext
 from onepiece.errors import (
     CodecError,

@@ -38,7 +38,7 @@ from onepiece._control import (
 from onepiece._materialise import materialise, select
 from onepiece._tree import TreeReader, TreeWriter
 from onepiece._wire import Wire, WireBytes, WireRecord, WireTensor, WireText
-from onepiece.errors import CodecError
+from onepiece.errors import CodecError, InvalidInput
 from onepiece.types import ANY, TypeSpec
 
 if TYPE_CHECKING:  # whoever only defines stages is spared the transports
@@ -90,6 +90,19 @@ class Unpacked(Generic[Header]):
 
     header: Header
     values: Mapping[str, Wire]
+
+
+def pack_inputs(inputs: Mapping[str, Any]) -> Packed:
+    """A request's inputs without a header; raises ``InvalidInput`` naming the one that has no form."""
+    try:
+        return pack(None, inputs)
+    except CodecError as error:
+        for name, value in inputs.items():
+            try:
+                pack(None, {name: value})
+            except CodecError as why:
+                raise InvalidInput(f"input {name!r}: {why.message}", field=name) from error
+        raise InvalidInput(f"the inputs: {error.message}") from error  # only together they are too much
 
 
 def pack(header: object, values: Mapping[str, Any]) -> Packed:

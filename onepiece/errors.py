@@ -224,6 +224,16 @@ class CodecError(OnePieceError):
     """A value has no form on the wire, or bytes from the wire follow no rule; the message names which."""
 
 
+def name_of(error: OnePieceError) -> str:
+    """The name under which an error travels, and is counted: of a class of this module."""
+    return _kind_of(error).__name__
+
+
+def known_name(name: object) -> str:
+    """The name in an error as of ``to_wire``, whoever wrote it, if it is one of this module's."""
+    return name if isinstance(name, str) and name in _KINDS else OnePieceError.__name__
+
+
 def plainly(error: OnePieceError) -> OnePieceError:
     """An error of this module that says the same, whatever was made of its class; holds no traceback."""
     return OnePieceError.from_wire(_to_wire(error))

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TextIO, cast
@@ -11,6 +12,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
 from onepiece._bounded import text_of, trace_of
+from onepiece._repetitions import Repetitions
 from onepiece.errors import ConfigError
 from onepiece.limits import LOG_TEXT_BYTES_MAX
 
@@ -80,11 +82,25 @@ class _Unfailing:
 
 
 class _Forward(logging.Handler):
-    """Brings what libraries say through the standard library's logging into the same stream and form."""
+    """Brings what libraries say through the standard library's logging into the same stream and form.
+
+    What they say again and again, as asyncio does while a process is out of file descriptors, is written
+    ever less often: thousands of equal lines a second fill a disk, and hide the others.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._repetitions = Repetitions()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            fields = {"source": record.name, "message": record.getMessage()}
+            fields: dict[str, Any] = {"source": record.name, "message": record.getMessage()}
+            place = f"{record.name}:{record.lineno}"
+            left_out = self._repetitions.worth_saying(place, fields["message"], time.monotonic())
+            if left_out is None:
+                return
+            if left_out:
+                fields["left_out"] = left_out
             get_logger().log(record.levelno, "library_said", exc_info=record.exc_info, **fields)
         except Exception:  # noqa: BLE001 - the standard library's own way with what cannot be logged
             self.handleError(record)

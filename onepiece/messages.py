@@ -379,11 +379,14 @@ class PlacementShown:
 @register
 @frozen
 class SetDraining:
-    """An operator wants a node to take no new work, or to take some again; answered by ``DrainingSet``."""
+    """An operator wants a node to take no new work, or to take some again; answered by ``DrainingSet``.
+
+    With ``draining`` None nothing changes, and the answer says how far it is.
+    """
 
     call: int
     reply_to: str
-    draining: bool
+    draining: bool | None
 
 
 @register
@@ -393,6 +396,8 @@ class DrainingSet:
 
     call: int
     error: Mapping[str, Any] | None = None
+    waits_for: tuple[str, ...] = ()
+    """In words, what a node that drains still holds; nothing of one that does not drain."""
 
 
 @register

@@ -16,6 +16,8 @@ from simulations import (
     ring_schedules,
 )
 from simulations.chaos import command as chaos_command
+from simulations.validation import command as validate_command
+from simulations.validation import shift_command
 
 
 @frozen
@@ -61,6 +63,12 @@ COMMANDS: Final = {
     ),
     "schedules": Command(
         ring_schedules.HELP, ring_schedules.__doc__, ring_schedules.add_arguments, ring_schedules.run
+    ),
+    "shift": Command(
+        shift_command.HELP, shift_command.__doc__, shift_command.add_arguments, shift_command.run
+    ),
+    "validate": Command(
+        validate_command.HELP, validate_command.__doc__, validate_command.add_arguments, validate_command.run
     ),
 }
 

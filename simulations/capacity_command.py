@@ -35,7 +35,7 @@ from simulations.capacity_trace import (
     steady,
     step,
 )
-from simulations.capacity_world import World, WorldOptions
+from simulations.capacity_world import Delays, World, WorldOptions
 from simulations.plot import Chart, Line, draw_charts
 
 HELP: Final = "simulate a set of many GPUs under a load, with the product's own decisions"
@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace) -> int:
         gpu_bytes=round(options.gpu_memory * _GIB),
         moves=not options.no_moves,
         timeout_seconds=options.timeout,
-        hop_seconds=options.hop,
+        delays=Delays(hop=options.hop),
         seed=options.seed,
     )
     begun = time.perf_counter()

@@ -94,8 +94,8 @@ class Record:
         for part in self._parts(now):
             part.refused += 1
 
-    def finished(self, now: float, seconds: float) -> None:
-        """A request has its result."""
+    def finished(self, now: float, seconds: float, demand: int) -> None:
+        """A request of the demand of this number has its result."""
         for part in self._parts(now):
             part.finished.add(seconds)
 

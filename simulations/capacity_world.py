@@ -1,28 +1,29 @@
 """A set of many GPUs as discrete events: requests, instances, moves; the decisions are the product's own.
 
 What decides is the code that would decide in a set: ``RebalanceMachine`` what moves, ``FinishModel`` who
-is admitted, the planner what there is at first. What is modelled: stages take random times of the measured
-mean and spread (gamma distributed); a message goes to the instance with the fewest outstanding ones, in turn
-among equals, as ``RouteTable.pick`` does; the inputs of a join meet at an instance by chance, as a hash would
-have it; an instance's queue is served in order, by its workers, in batches where the profile has any. A donor
-finishes what it holds; the new instance loads beside it where the memory is enough, else behind it.
+is admitted, ``WaitingOrder`` what an instance works on next, the planner what there is at first. What is
+modelled: stages take random times of the measured mean and spread (gamma distributed); a message goes to
+the instance to which its sender's node has the fewest under way (``capacity_dispatch``); the inputs of a
+join meet at instances in turn; batches form where the profile has any, in order of arrival. A donor finishes
+what it holds; the new instance loads beside it where the memory is enough, else behind it.
 
-What is not: the network but for a constant time of a hop, failures, retries, priorities, and instances
+What is not: the network but for constant times (``Delays``), failures, retries, priorities, and instances
 that slow each other down on one device.
 """
 
 import heapq
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from attrs import define, evolve, field, frozen
 
 from onepiece.core.capacity import CapacityModel, Demand
 from onepiece.core.finish import FinishModel
 from onepiece.core.inventory import DeviceKind
+from onepiece.core.live_times import LiveTimes
 from onepiece.core.move_board import DeviceInfo, PlacedActor, StageLimits
 from onepiece.core.moves import Move
 from onepiece.core.rebalance import (
@@ -33,10 +34,37 @@ from onepiece.core.rebalance import (
     SetChanged,
     TimesMeasured,
 )
+from onepiece.core.waiting_order import WaitingOrder, rank
+from simulations.capacity_dispatch import PROXY, Dispatch
 from simulations.capacity_record import Record
 from simulations.capacity_trace import Arrival
 
 _TICK_SECONDS: Final = 10.0
+
+
+@frozen
+class Delays:
+    """What passes beside the stages' own times, in seconds; only ``turn`` keeps a worker busy."""
+
+    entry: float = 0.0
+    """From the arrival of a request until the inputs are at its first stages."""
+    hop: float = 0.0
+    """From the end of one stage until its output is at the next."""
+    exit: float = 0.0
+    """From the end of the last stage until the client has the result."""
+    turn: float = 0.0
+    """From the end of a stage until its worker begins with what waits."""
+    news: float = 0.0
+    """From the end of a stage until the node that sent its input has heard of it."""
+
+
+@frozen
+class Place:
+    """An instance that is there at first, and where."""
+
+    stage: str
+    node_id: str
+    devices: tuple[str, ...]
 
 
 @frozen
@@ -49,7 +77,9 @@ class WorldOptions:
     moves: bool = True
     timeout_seconds: float | None = None
     """A request that is predicted to take longer is refused; None: all are accepted."""
-    hop_seconds: float = 0.0
+    delays: Delays = field(factory=Delays)
+    places: tuple[Place, ...] = ()
+    """Where instances are at first; made up if there are none here. Each is on devices of its own."""
     policy: RebalancePolicy = field(factory=RebalancePolicy)
     limits: Mapping[str, StageLimits] = field(factory=dict)
     seed: int = 0
@@ -62,70 +92,31 @@ class _Request:
     missing: list[int]
     """For each step: how many of those that it comes after have not ended."""
     left: int
+    joins: "dict[int, _Instance]"
+    """Where the inputs of a step with several sources are to meet."""
 
 
-_Task: TypeAlias = tuple[_Request, int]
+class _Task(NamedTuple):
+    request: _Request
+    step: int
+    sender: str
+    arrived_at: float
+
+
+_Line: TypeAlias = "deque[_Task] | WaitingOrder[_Task]"
+"""What waits at an instance: batches form in order of arrival, else it is as the RequestScheduler has it."""
 
 
 @define(eq=False, slots=True)
 class _Instance:
     actor: PlacedActor
     free: int
-    queue: deque[_Task] = field(factory=deque)
+    queue: _Line
+    times: LiveTimes = field(factory=LiveTimes)
     outstanding: int = 0
     drains: bool = False
     successor: "_Instance | None" = None
     """Loads, or takes over, once this one has ended."""
-
-
-class _Dispatch:
-    """The ready instances of a stage, by how many tasks they have."""
-
-    def __init__(self) -> None:
-        self._levels: list[OrderedDict[int, _Instance]] = [OrderedDict()]
-        self._low = 0
-        self._order: list[_Instance] | None = None
-        self.all: dict[int, _Instance] = {}
-
-    def add(self, instance: _Instance) -> None:
-        """It takes work from now on."""
-        self.all[instance.actor.actor_id] = instance
-        self._order = None
-        self._put(instance)
-
-    def remove(self, instance: _Instance) -> None:
-        """It takes none any more."""
-        del self.all[instance.actor.actor_id]
-        self._order = None
-        del self._levels[instance.outstanding][instance.actor.actor_id]
-
-    def fewest(self) -> _Instance:
-        """The one with the fewest tasks; of equals the one that has been so for longest."""
-        while not self._levels[self._low]:
-            self._low += 1
-        return next(iter(self._levels[self._low].values()))
-
-    def by_chance(self, random: Random) -> _Instance:
-        """Any."""
-        if self._order is None:
-            self._order = list(self.all.values())
-        return random.choice(self._order)
-
-    def change(self, instance: _Instance, by: int) -> None:
-        """It has more or fewer tasks."""
-        if instance.actor.actor_id in self.all:
-            del self._levels[instance.outstanding][instance.actor.actor_id]
-            instance.outstanding += by
-            self._put(instance)
-        else:
-            instance.outstanding += by
-
-    def _put(self, instance: _Instance) -> None:
-        level = instance.outstanding
-        while len(self._levels) <= level:
-            self._levels.append(OrderedDict())
-        self._levels[level][instance.actor.actor_id] = instance
-        self._low = min(self._low, level)
 
 
 @frozen
@@ -146,7 +137,7 @@ class World:
         instances: Mapping[str, int],
         options: WorldOptions,
     ) -> None:
-        self.record = Record(tuple(instances), options.gpus)
+        self.record: Record = Record(tuple(instances), options.gpus)
         self._model = model
         self._demands = demands
         self._options = options
@@ -154,7 +145,7 @@ class World:
         self._events: list[tuple[float, int, object]] = []
         self._count = 0
         self._times: dict[tuple[str, str, int], tuple[float, float]] = {}
-        self._dispatch = {stage: _Dispatch() for stage in model.stages}
+        self._dispatch: dict[str, Dispatch[_Instance]] = {stage: Dispatch() for stage in model.stages}
         self._finish = FinishModel(model)
         self._present: dict[str, dict[tuple[str, str], int]] = {stage: {} for stage in model.stages}
         self._instances: dict[int, _Instance] = {}
@@ -193,12 +184,16 @@ class World:
 
     def _happen(self, event: object, now: float) -> None:
         match event:
-            case (_Instance() as instance, list() as tasks):
-                self._end(instance, tasks, now)
+            case _Run():
+                self._end(event, now)
+            case _Turned(instance):
+                self._turn(instance, now)
+            case _News(stage, sender, instance):
+                self._dispatch[stage].change(sender, instance, -1)
             case _Instance() as instance:
                 self._ready(instance, now)
-            case (_Request() as request, int() as step):
-                self._assign(request, step, now)
+            case _Sent():
+                self._arrive_at(event, now)
             case _:
                 raise AssertionError(event)
 
@@ -222,43 +217,75 @@ class World:
         for step in steps:
             for after in step.after:
                 missing[after] += 1
-        request = _Request(now, number, missing, len(steps))
+        request = _Request(now, number, missing, len(steps), self._joins(steps))
         for place, count in enumerate(missing):
             if not count:
-                self._assign(request, place, now)
+                self._send(request, place, PROXY, self._options.delays.entry, now)
+
+    def _joins(self, steps: Sequence[_Step]) -> dict[int, _Instance]:
+        return {
+            place: self._dispatch[step.stage].meeting()
+            for place, step in enumerate(steps)
+            if step.is_join and self._dispatch[step.stage].live
+        }
 
     def _count_present(self, stage: str, number: int, by: int) -> None:
         present, kind = self._present[stage], self._kinds[number]
         present[kind] = present.get(kind, 0) + by
 
-    def _assign(self, request: _Request, place: int, now: float) -> None:
+    def _send(self, request: _Request, place: int, sender: str, seconds: float, now: float) -> None:
+        """Choose an instance, and let the message be there after so many seconds."""
         step = self._steps[request.demand][place]
         dispatch = self._dispatch[step.stage]
-        instance = dispatch.by_chance(self._random) if step.is_join else dispatch.fewest()
-        dispatch.change(instance, 1)
+        instance = request.joins.get(place)
+        if instance is None or instance.drains:
+            instance = self._random.choice(dispatch.live) if step.is_join else dispatch.fewest(sender)
+        dispatch.change(sender, instance, 1)
+        instance.outstanding += 1
         self._count_present(step.stage, request.demand, 1)
-        instance.queue.append((request, place))
+        sent = _Sent(instance, request, place, sender)
+        if seconds:
+            self._at(now + seconds, sent)
+        else:
+            self._arrive_at(sent, now)
+
+    def _arrive_at(self, sent: "_Sent", now: float) -> None:
+        instance, request = sent.instance, sent.request
+        task = _Task(request, sent.step, sent.sender, now)
+        if isinstance(instance.queue, deque):
+            instance.queue.append(task)
+        else:
+            workflow, size_class = self._kinds[request.demand]
+            seen = instance.times.time(str(sent.step), size_class)
+            ranked = rank(now, 0.0 if seen is None else seen[0], 0)
+            instance.queue.add(task, workflow, "", ranked, 1.0 if seen is None else seen[0])
         if instance.free:
             self._start(instance, now)
 
     def _start(self, instance: _Instance, now: float) -> None:
         stage = instance.actor.stage
-        profile = self._model.stages[stage]
-        first = instance.queue.popleft()
-        size_class = self._demands[first[0].demand].size_class
-        tasks = [first]
-        if profile.batch_max > 1:
-            limit = profile.batch_limit(size_class)
-            while len(tasks) < limit and instance.queue:
-                request = instance.queue[0][0]
-                if self._demands[request.demand].size_class != size_class:
-                    break
-                tasks.append(instance.queue.popleft())
+        tasks = self._next_tasks(instance)
+        size_class = self._demands[tasks[0].request.demand].size_class
         mean, shape = self._time_of(stage, size_class, len(tasks))
         seconds = self._random.gammavariate(shape, mean / shape) if shape else mean
         instance.free -= 1
         self.record.busy(stage, now, seconds, len(instance.actor.devices))
-        self._at(now + seconds, (instance, tasks))
+        self._at(now + seconds, _Run(instance, tasks, seconds))
+
+    def _next_tasks(self, instance: _Instance) -> list[_Task]:
+        queue = instance.queue
+        if not isinstance(queue, deque):
+            task = queue.pull()
+            assert task is not None
+            return [task]
+        tasks = [queue.popleft()]
+        size_class = self._demands[tasks[0].request.demand].size_class
+        limit = self._model.stages[instance.actor.stage].batch_limit(size_class)
+        while len(tasks) < limit and queue:
+            if self._demands[queue[0].request.demand].size_class != size_class:
+                break
+            tasks.append(queue.popleft())
+        return tasks
 
     def _time_of(self, stage: str, size_class: str, batch: int) -> tuple[float, float]:
         """The mean, and the shape of a gamma distribution with the measured spread; 0 if there is none."""
@@ -270,29 +297,44 @@ class World:
             found = self._times[key] = (mean, (mean / spread) ** 2 if spread else 0.0)
         return found
 
-    def _end(self, instance: _Instance, tasks: list[_Task], now: float) -> None:
+    def _end(self, run: "_Run", now: float) -> None:
+        instance, delays = run.instance, self._options.delays
         stage = instance.actor.stage
-        instance.free += 1
-        self._dispatch[stage].change(instance, -len(tasks))
-        for request, place in tasks:
+        instance.outstanding -= len(run.tasks)
+        for request, place, sender, _ in run.tasks:
+            self._hear(stage, sender, instance, now)
+            if not isinstance(instance.queue, deque):
+                instance.times.note(str(place), self._kinds[request.demand][1], run.seconds)
             self._count_present(stage, request.demand, -1)
             request.left -= 1
             if not request.left:
-                self.record.finished(now, now - request.arrived_at)
+                done_at = now + delays.exit
+                self.record.finished(done_at, done_at - request.arrived_at, request.demand)
             for after in self._steps[request.demand][place].after:
                 request.missing[after] -= 1
                 if not request.missing[after]:
-                    self._go_on(request, after, now)
-        if instance.queue:
+                    self._send(request, after, instance.actor.node_id, delays.hop, now)
+        if delays.turn:
+            self._at(now + delays.turn, _Turned(instance))
+        else:
+            self._turn(instance, now)
+
+    def _turn(self, instance: _Instance, now: float) -> None:
+        """A worker is free."""
+        instance.free += 1
+        if len(instance.queue):
             self._start(instance, now)
-        elif instance.drains and not instance.outstanding:
+        elif instance.drains and not instance.outstanding and self._is_idle(instance):
             self._gone(instance, now)
 
-    def _go_on(self, request: _Request, place: int, now: float) -> None:
-        if self._options.hop_seconds:
-            self._at(now + self._options.hop_seconds, (request, place))
+    def _is_idle(self, instance: _Instance) -> bool:
+        return instance.free == self._model.stages[instance.actor.stage].concurrency
+
+    def _hear(self, stage: str, sender: str, instance: _Instance, now: float) -> None:
+        if self._options.delays.news:
+            self._at(now + self._options.delays.news, _News(stage, sender, instance))
         else:
-            self._assign(request, place, now)
+            self._dispatch[stage].change(sender, instance, -1)
 
     # --- the set
 
@@ -308,6 +350,8 @@ class World:
             )
             for n in range(options.gpus)
         ]
+        if options.places:
+            return self._place_at(options.places)
         by_node: dict[str, list[str]] = {}
         for device in gpus:
             by_node.setdefault(device.node_id, []).append(device.device)
@@ -333,10 +377,26 @@ class World:
             self._ready(instance, 0.0, tells=False)
         return (*gpus, *processors)
 
+    def _place_at(self, places: Sequence[Place]) -> tuple[DeviceInfo, ...]:
+        """Where they are told to be; each device has what memory it needs."""
+        devices = []
+        for place in places:
+            profile = self._model.stages[place.stage]
+            self._add(place.stage, place.node_id, place.devices)
+            devices += [
+                DeviceInfo(place.node_id, name, profile.kind, self._options.gpu_bytes)
+                for name in place.devices
+            ]
+        for instance in list(self._instances.values()):
+            self._ready(instance, 0.0, tells=False)
+        return tuple(devices)
+
     def _add(self, stage: str, node_id: str, devices: tuple[str, ...]) -> _Instance:
         actor_id = len(self._instances) + 1 + self.record.ended_actors
         actor = PlacedActor(actor_id, stage, node_id, devices, is_settled=False)
-        instance = _Instance(actor, self._model.stages[stage].concurrency)
+        profile = self._model.stages[stage]
+        queue: _Line = deque() if profile.batch_max > 1 else WaitingOrder()
+        instance = _Instance(actor, profile.concurrency, queue)
         self._instances[actor_id] = instance
         return instance
 
@@ -359,7 +419,7 @@ class World:
         instance.drains = True
         self._dispatch[instance.actor.stage].remove(instance)
         self._serving[instance.actor.stage] -= 1
-        if not instance.outstanding:
+        if not instance.outstanding and self._is_idle(instance):
             self._gone(instance, now)
 
     def _gone(self, instance: _Instance, now: float) -> None:
@@ -404,6 +464,37 @@ class World:
         if self._options.moves:
             actors = tuple(instance.actor for instance in self._instances.values())
             self._machine.handle(SetChanged(self._devices, actors), now)
+
+
+class _Sent(NamedTuple):
+    """A message on its way."""
+
+    instance: _Instance
+    request: _Request
+    step: int
+    sender: str
+
+
+class _Run(NamedTuple):
+    """An instance's worker is busy with tasks, for so long."""
+
+    instance: _Instance
+    tasks: list[_Task]
+    seconds: float
+
+
+class _Turned(NamedTuple):
+    """A worker is about to be free."""
+
+    instance: _Instance
+
+
+class _News(NamedTuple):
+    """A sender is about to hear that an instance is done with one of its messages."""
+
+    stage: str
+    sender: str
+    instance: _Instance
 
 
 def _steps_of(model: CapacityModel, demand: Demand) -> tuple[_Step, ...]:

@@ -36,6 +36,7 @@ from transports.errors import (
     UnknownRegion,
     UnknownScheme,
 )
+from transports.fences import FENCE_REASONS
 from transports.memory import (
     Accepted,
     Atomics,
@@ -52,6 +53,7 @@ from transports.ring import Geometry
 
 __all__ = [
     "DEFAULT_GEOMETRY",
+    "FENCE_REASONS",
     "Accepted",
     "Address",
     "AddressError",

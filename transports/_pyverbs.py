@@ -5,12 +5,13 @@ libibverbs that it belongs to (``docs/explanation/decisions/verbs-pyverbs.md``),
 use.
 """
 
+import atexit
 import ctypes
 import logging
 import resource
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from typing import Any, Final, NamedTuple
@@ -110,6 +111,12 @@ class Adapter:
             reads_asked=min(attributes.max_qp_init_rd_atom, _READS_MAX),
             has_atomics=attributes.atomic_caps != verbs.enums.IBV_ATOMIC_NONE,
         )
+        # While there is an interpreter: pyverbs complains, without words, of what is open behind its end.
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        with suppress(load().error):
+            self.context.close()
 
     def mtu(self, port: int) -> int:
         """The number of the largest MTU that the port's network carries."""

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from attrs import frozen
+from attrs import define
 
 from transports._pyverbs import Domain, Registered, VerbsError, load, named, peers_may
 from transports.verbs_cards import Card
@@ -43,8 +43,10 @@ class Verb(enum.Enum):
     SWAP = enum.auto()
     ADD = enum.auto()
 
+    __hash__ = object.__hash__  # looked up several times for each request; that of enumerations is slow
 
-@frozen
+
+@define(eq=False)
 class Work:
     """A work request.
 

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, NoReturn
@@ -25,13 +25,15 @@ from transports.address import Address
 from transports.background import Background
 from transports.driver import RegionRun, run_on_region
 from transports.errors import ChannelClosed, IdentityRefused, TransportError
-from transports.hashing import HASH_ELSEWHERE_BYTES, hash_patiently
+from transports.fences import REFUSED, REPLACED, STALLED
+from transports.hashing import hash_patiently
 from transports.introductions import Hello, Welcome
 from transports.memory import Accepted, Listener, Region
 from transports.operations import Bytes, Pull
+from transports.patient_consumer import HashElsewhere, PatientConsumer
 from transports.region_memory import fresh_memory
-from transports.ring import Consumer, Geometry
 from transports.ring import Delivery as RingDelivery
+from transports.ring import Geometry
 from transports.ring.layout import GENERATION_MAX
 
 _LOG: Final = logging.getLogger(__name__)
@@ -68,31 +70,6 @@ class Delivery:
     held: RingDelivery = field(repr=False)
 
 
-class _HashElsewhere(Exception):  # noqa: N818  # no error: it ends a poll that has changed nothing
-    """The payload at the cursor is large: hash it in a thread, then poll again."""
-
-    def __init__(self, payload: Sequence[Bytes]) -> None:
-        super().__init__()
-        self.payload = payload
-
-
-class _PatientConsumer(Consumer):
-    """Leaves the hash of a large payload to whoever polls."""
-
-    hashes_here = False
-    """Compute every hash in place: after a fence, and in the poll for which one was computed elsewhere."""
-    computed: int | None = None
-    """The hash of the payload at the cursor; good for one look."""
-
-    def _hash_payload(self, payload: Sequence[Bytes]) -> int:
-        computed, self.computed = self.computed, None
-        if computed is not None:
-            return computed
-        if not self.hashes_here and sum(map(len, payload)) >= HASH_ELSEWHERE_BYTES:
-            raise _HashElsewhere(payload)
-        return super()._hash_payload(payload)
-
-
 class Receiver:
     """Receives the messages of many senders; opened by ``open_receiver``."""
 
@@ -103,7 +80,10 @@ class Receiver:
         pulled_bytes_max: int,
         clock: Callable[[], float],
         rng: random.Random,
+        fenced: "Counter[str] | None" = None,
     ) -> None:
+        self.fenced: Counter[str] = Counter() if fenced is None else fenced
+        """Sessions that were fenced, by the reason."""
         self._geometry = geometry
         self._leniency = leniency
         self._pulled_bytes_max = pulled_bytes_max
@@ -111,7 +91,7 @@ class Receiver:
         self._loop = asyncio.get_running_loop()
         # Generations tell one life of an inbox from the next; chance keeps them apart without a store.
         self._generation = rng.randint(1, GENERATION_MAX)
-        self._consumer = _PatientConsumer(
+        self._consumer = PatientConsumer(
             geometry,
             generation=self._generation,
             lease_seconds=leniency.lease_seconds,
@@ -146,6 +126,21 @@ class Receiver:
     def depth(self) -> int:
         """Messages handed over and not yet released."""
         return self._consumer.held
+
+    @property
+    def geometry(self) -> Geometry:
+        """That of the ring."""
+        return self._geometry
+
+    @property
+    def pulled_bytes(self) -> int:
+        """Bytes of messages that were pulled and not yet released."""
+        return self._consumer.pulled_bytes
+
+    @property
+    def pulled_bytes_max(self) -> int:
+        """How many of them it holds at a time."""
+        return self._pulled_bytes_max
 
     @property
     def free_bytes(self) -> int:
@@ -246,6 +241,7 @@ class Receiver:
             session = self._consumer.session_of(identity)
             if session is not None:
                 await self._open_region().fence([session])
+                self.fenced[REFUSED] += 1
                 self._consumer.close_session(session)
                 self._sessions_ended += 1
                 self._wake()
@@ -277,6 +273,7 @@ class Receiver:
             earlier = self._consumer.session_of(identity)
             if earlier is not None:
                 await self._open_region().fence([earlier])
+                self.fenced[REPLACED] += 1
                 self._consumer.close_session(earlier)
                 self._sessions_ended += 1
             session, first_number = self._consumer.open_session(identity)
@@ -304,7 +301,7 @@ class Receiver:
         poll = RegionRun(self._consumer.poll(self._clock()))
         try:
             poll.advance(self._open_region().view)
-        except _HashElsewhere as large:
+        except HashElsewhere as large:
             self._hashing = True
             self._background.start(self._hash(large.payload))
             return None
@@ -349,6 +346,7 @@ class Receiver:
                 pulled = await self._pull(poll.wants_pulled)
             else:
                 await region.fence(poll.wants_fenced)
+                self.fenced[STALLED] += len(poll.wants_fenced)
             self._consumer.hashes_here = True
             poll.advance(region.view, pulled)  # a fence may have put other memory in its place
             self._consumer.hashes_here = False
@@ -469,6 +467,7 @@ async def open_receiver(
     pulled_bytes_max: int = PULLED_BYTES_MAX,
     clock: Callable[[], float] = time.monotonic,
     rng: random.Random | None = None,
+    fenced: "Counter[str] | None" = None,
 ) -> AsyncIterator[Receiver]:
     """Serve an inbox under ``name``; leaving the block closes it.
 
@@ -481,12 +480,13 @@ async def open_receiver(
             of them. 0: none is pulled.
         clock: Monotonic seconds.
         rng: Draws the ring's generation.
+        fenced: Where sessions that are fenced are counted, by the reason.
 
     Raises:
         ValueError: The name is taken.
     """
     receiver = Receiver(
-        geometry, leniency or Leniency(), pulled_bytes_max, clock, rng or random.SystemRandom()
+        geometry, leniency or Leniency(), pulled_bytes_max, clock, rng or random.SystemRandom(), fenced
     )
     await receiver.open(listener, name)
     try:

@@ -19,7 +19,7 @@ from transports.shm_lender import NAME_BYTES_MAX, TOKEN_BYTES
 
 OFFER_BYTES_MAX: Final = TOKEN_BYTES + NAME_BYTES_MAX
 
-_PIECE_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 2 << 20
 _TURN_BYTES_MAX: Final = 2 << 20
 """What one session copies in a turn of the event loop, before others have theirs."""
 _REFUSED: Final = "the owner has none to lend, or runs as another user"

@@ -28,7 +28,7 @@ from transports import _libucp as ucp
 from transports._libucp import UcpError
 from transports.operations import Bytes
 
-_SETTINGS: Final = {
+SETTINGS: Final = {
     # All wires but tcp, whose emulated writes would let anyone who reaches its port write anywhere.
     "TLS": "^tcp",
     # Without it an endpoint that reports a dead peer cannot use shared memory.
@@ -58,8 +58,8 @@ class Role(enum.IntFlag):
 @cache
 def _context(role: Role) -> int:
     """One of each role for the process; made by the first worker or memory."""
-    given = {name: value for name in _SETTINGS if (value := os.environ.get(f"UCX_{name}"))}
-    return ucp.load().context(_SETTINGS | given, role)
+    given = {name: value for name in SETTINGS if (value := os.environ.get(f"UCX_{name}"))}
+    return ucp.load().context(SETTINGS | given, role)
 
 
 class SharedMemory:

@@ -7,7 +7,8 @@ All work goes through one queue, in the order of the calls::
 
 The send queue is bounded, and so is the registered memory that bytes are copied into: what finds no room
 waits in the queue, whose length the session bounds by making its callers wait. Only the last request of a
-list, large ones and questions ask for a completion; one completion tells of all that went before it.
+list, one after every so many bytes and questions ask for a completion; one completion tells of all that went
+before it.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from attrs import define, evolve, frozen
+from attrs import define, frozen
 
 from transports._pyverbs import Domain, Registered, VerbsError, adapter
 from transports._pyverbs_pair import Pair, Verb, Work
@@ -35,8 +36,8 @@ STAGED_BYTES: Final = 2 << 20
 _SENDS: Final = 256
 _LIST_MAX: Final = 16
 _INLINE_ROOM: Final = 256
-_SIGNALLED_BYTES: Final = 64 << 10
-"""Requests of this size ask for a completion, so that their memory comes back soon."""
+_SIGNALLED_BYTES: Final = 512 << 10
+"""After so many bytes a request asks for a completion, so that their memory comes back soon."""
 _LINE: Final = 64
 _WORD: Final = struct.Struct("=Q")
 
@@ -127,6 +128,7 @@ class Link:
         self._flights: deque[_Flight] = deque()
         self._next_id = 0
         self._queued_bytes = 0
+        self._unsignalled_bytes = 0
         self._broken = False
         device = adapter(place.device)
         self._room = self._sends = min(_SENDS, device.limits.queue)
@@ -248,8 +250,9 @@ class Link:
             self._flights.append(flight)
             works.append(self._work(flight, inline=inline))
         self._room -= len(works)
-        if works and not works[-1].signalled:
-            works[-1] = _signalled(works[-1])
+        if works:
+            works[-1].signalled = True
+            self._unsignalled_bytes = 0
         return works
 
     def _take(self) -> None:
@@ -264,6 +267,10 @@ class Link:
 
     def _work(self, flight: _Flight, *, inline: bool) -> Work:
         item = flight.item
+        self._unsignalled_bytes += item.length
+        signalled = item.answer is not None or self._unsignalled_bytes >= _SIGNALLED_BYTES
+        if signalled:
+            self._unsignalled_bytes = 0
         return Work(
             id=flight.id,
             verb=item.verb,
@@ -271,7 +278,7 @@ class Link:
             length=item.length,
             remote=self._owner.memory + item.remote,
             inline=inline,
-            signalled=item.answer is not None or item.length >= _SIGNALLED_BYTES,
+            signalled=signalled,
             compare_or_add=item.addend if item.swap is None else item.swap.expected,
             swap=0 if item.swap is None else item.swap.desired,
         )
@@ -342,10 +349,6 @@ def _brings(verb: Verb) -> bool:
 def _tell(item: _Item, word: int | Expired) -> None:
     if item.answer is not None and not item.answer.done():
         item.answer.set_result(word)
-
-
-def _signalled(work: Work) -> Work:
-    return evolve(work, signalled=True)
 
 
 def pieces(buffers: Sequence[Bytes], piece_bytes: int) -> Iterator[tuple[int, list[Bytes]]]:

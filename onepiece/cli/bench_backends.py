@@ -14,93 +14,18 @@ import socket
 import struct
 import sys
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import numpy as np
-from attrs import frozen
 
-from transports import (
-    Address,
-    Bytes,
-    Geometry,
-    Options,
-    Receiver,
-    Sender,
-    Terms,
-    open_receiver,
-    open_sender,
-    transport_for,
-)
+from onepiece.cli.bench_ends import ECHO, LENGTH_MAX, LOOPBACK, TAKE, Backend, Near, far_process, say
+from onepiece.cli.bench_peers import ENGINES, engine_backend
+from onepiece.cli.bench_ring import GEOMETRY, PULL_SHARE, open_ring_local, ring_backend
+from transports import Bytes
 
-ECHO: Final = 0
-TAKE: Final = 1
-LAST: Final = 2
-
-LENGTH_MAX: Final = 64 << 20
-
-_PULL_SHARE: Final = 1 / 1024
-"""Of the payload ring: what is longer than 128 KiB is pulled, so that both ways can be compared."""
-_GEOMETRY: Final = Geometry(slot_count=1024, payload_bytes=128 << 20, session_count=4)
 _HEADER: Final = struct.Struct("<QB7x")
-_LOOPBACK: Final = "127.0.0.1"
-_START_SECONDS: Final = 30.0
-
-
-class Near(ABC):
-    """The near end: what is measured."""
-
-    @abstractmethod
-    async def send(self, kind: int, data: Bytes) -> None:
-        """Send one message."""
-
-    @abstractmethod
-    async def receive(self) -> None:
-        """Receive one message, whole, into memory."""
-
-
-@frozen
-class Backend:
-    """Something that carries messages between two processes."""
-
-    name: str
-    open: Callable[[], AbstractAsyncContextManager[Near]]
-    serve: Callable[[list[str]], Awaitable[None]]
-    """The far end; runs until it is cancelled or its process ends."""
-    is_answered: bool = True
-    """It can echo; otherwise only its bandwidth means anything."""
-
-
-def far_command(name: str, *arguments: str) -> list[str]:
-    """The command line of a backend's far end."""
-    return [sys.executable, "-m", "onepiece.cli.bench_backends", name, *arguments]
-
-
-@asynccontextmanager
-async def _far_process(name: str, *arguments: str) -> AsyncIterator[str]:
-    """Run a backend's far end; yields the address it prints. It ends with its standard input."""
-    process = await asyncio.create_subprocess_exec(
-        *far_command(name, *arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        async with asyncio.timeout(_START_SECONDS):
-            line = (await process.stdout.readline()).decode().strip()
-        if not line:
-            raise RuntimeError(f"the far end of {name} did not start; its error stands above")
-        yield line
-    finally:
-        process.stdin.close()
-        await process.wait()
-
-
-def _say(address: object) -> None:
-    print(address, flush=True)
 
 
 # Blocking sockets: what the machine can do.
@@ -145,15 +70,15 @@ def _socket_fill(connection: socket.socket, place: memoryview) -> bool:
 
 @asynccontextmanager
 async def _open_socket() -> AsyncIterator[Near]:
-    async with _far_process("raw-sockets") as port:
-        with socket.create_connection((_LOOPBACK, int(port))) as connection:
+    async with far_process("raw-sockets") as port:
+        with socket.create_connection((LOOPBACK, int(port))) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             yield _SocketNear(connection)
 
 
 async def _serve_socket(_: list[str]) -> None:
-    with socket.create_server((_LOOPBACK, 0)) as server:
-        _say(server.getsockname()[1])
+    with socket.create_server((LOOPBACK, 0)) as server:
+        say(server.getsockname()[1])
         connection, _peer = server.accept()  # blocks, as this backend does
     memory = memoryview(bytearray(LENGTH_MAX))
     with connection:
@@ -210,18 +135,18 @@ async def _loop_fill(connection: socket.socket, place: memoryview) -> bool:
 
 @asynccontextmanager
 async def _open_loop() -> AsyncIterator[Near]:
-    async with _far_process("asyncio-sockets") as port:
+    async with far_process("asyncio-sockets") as port:
         with socket.socket() as connection:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await asyncio.get_running_loop().sock_connect(connection, (_LOOPBACK, int(port)))
+            await asyncio.get_running_loop().sock_connect(connection, (LOOPBACK, int(port)))
             yield _LoopNear(connection)
 
 
 async def _serve_loop(_: list[str]) -> None:
-    with socket.create_server((_LOOPBACK, 0)) as server:
+    with socket.create_server((LOOPBACK, 0)) as server:
         server.setblocking(False)
-        _say(server.getsockname()[1])
+        say(server.getsockname()[1])
         connection, _peer = await asyncio.get_running_loop().sock_accept(server)
     memory = memoryview(bytearray(LENGTH_MAX))
     with connection:
@@ -260,8 +185,8 @@ async def _stream_receive(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 @asynccontextmanager
 async def _open_streams() -> AsyncIterator[Near]:
-    async with _far_process("asyncio-streams") as port:
-        reader, writer = await asyncio.open_connection(_LOOPBACK, int(port), limit=1 << 20)
+    async with far_process("asyncio-streams") as port:
+        reader, writer = await asyncio.open_connection(LOOPBACK, int(port), limit=1 << 20)
         try:
             yield _StreamNear(reader, writer)
         finally:
@@ -279,9 +204,9 @@ async def _serve_streams(_: list[str]) -> None:
         except asyncio.IncompleteReadError:
             writer.close()
 
-    server = await asyncio.start_server(talk, _LOOPBACK, 0, limit=1 << 20)
+    server = await asyncio.start_server(talk, LOOPBACK, 0, limit=1 << 20)
     async with server:
-        _say(server.sockets[0].getsockname()[1])
+        say(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
 
@@ -303,10 +228,10 @@ class _ZmqNear(Near):
 async def _open_zmq() -> AsyncIterator[Near]:
     import zmq.asyncio
 
-    async with _far_process("pyzmq") as port:
+    async with far_process("pyzmq") as port:
         with zmq.asyncio.Context() as context, context.socket(zmq.PAIR) as channel:
             channel.linger = 0
-            channel.connect(f"tcp://{_LOOPBACK}:{port}")
+            channel.connect(f"tcp://{LOOPBACK}:{port}")
             yield _ZmqNear(channel)
 
 
@@ -315,7 +240,7 @@ async def _serve_zmq(_: list[str]) -> None:
 
     with zmq.asyncio.Context() as context, context.socket(zmq.PAIR) as channel:
         channel.linger = 0
-        _say(channel.bind_to_random_port(f"tcp://{_LOOPBACK}"))
+        say(channel.bind_to_random_port(f"tcp://{LOOPBACK}"))
         while True:
             kind, body = await channel.recv_multipart(copy=False)
             if kind.bytes[0] != TAKE:
@@ -329,7 +254,7 @@ async def _serve_zmq(_: list[str]) -> None:
 class _CopyNear(Near):
     def __init__(self) -> None:
         # Of the kind that the ring lies in, and no larger or smaller: a copy that stays in a cache is faster.
-        self._memory = np.frombuffer(mmap.mmap(-1, _GEOMETRY.payload_bytes), np.uint8)
+        self._memory = np.frombuffer(mmap.mmap(-1, GEOMETRY.payload_bytes), np.uint8)
         self._start = 0
 
     async def send(self, kind: int, data: Bytes) -> None:
@@ -348,79 +273,6 @@ async def _open_copy() -> AsyncIterator[Near]:
     yield _CopyNear()
 
 
-# The double ring, a channel each way.
-
-
-class _RingNear(Near):
-    def __init__(self, sender: Sender, receiver: Receiver) -> None:
-        self._sender = sender
-        self._receiver = receiver
-
-    async def send(self, kind: int, data: Bytes) -> None:
-        await self._sender.send(data, kind=kind)
-
-    async def receive(self) -> None:
-        self._receiver.release(await self._receiver.receive())
-
-
-@asynccontextmanager
-async def _ring_inbox(address: str) -> AsyncIterator[Receiver]:
-    place = Address.parse(address)
-    async with (
-        transport_for(place).listen(place, Options()) as listener,
-        open_receiver(listener, "bench", _GEOMETRY) as receiver,
-    ):
-        yield receiver
-
-
-def _ring_backend(name: str, place: str, pull_share: float | None = None) -> Backend:
-    """The ring between two processes, each with an inbox at ``place``; what is longer may be pulled."""
-    terms = Terms(pull_share=pull_share)
-
-    @asynccontextmanager
-    async def open_near() -> AsyncIterator[Near]:
-        async with (
-            _ring_inbox(place) as receiver,
-            _far_process(name, str(receiver.address)) as address,
-            open_sender(address, "near", terms=terms) as sender,
-        ):
-            yield _RingNear(sender, receiver)
-
-    async def serve(arguments: list[str]) -> None:
-        async with (
-            _ring_inbox(place) as receiver,
-            open_sender(arguments[0], "far", terms=terms) as sender,
-        ):
-            _say(receiver.address)
-            await _serve_ring(receiver, sender)
-
-    return Backend(name, open_near, serve)
-
-
-async def _serve_ring(receiver: Receiver, sender: Sender) -> None:
-    while True:
-        delivery = await receiver.receive()
-        if delivery.kind != TAKE:
-            await sender.send(bytes(delivery.payload) if delivery.kind == ECHO else b"", kind=delivery.kind)
-        receiver.release(delivery)
-
-
-@asynccontextmanager
-async def _open_ring_local() -> AsyncIterator[Near]:
-    async with (
-        _ring_inbox("local://bench-near") as near,
-        _ring_inbox("local://bench-far") as far,
-        open_sender(near.address, "far") as from_far,
-        open_sender(far.address, "near") as from_near,
-    ):
-        serving = asyncio.ensure_future(_serve_ring(far, from_far))
-        try:
-            yield _RingNear(from_near, near)
-        finally:
-            serving.cancel()
-            await asyncio.wait([serving])
-
-
 async def _serve_nowhere(_: list[str]) -> None:
     raise RuntimeError("this backend lives in one process")
 
@@ -433,12 +285,13 @@ BACKENDS: Final[dict[str, Backend]] = {
         Backend("asyncio-streams", _open_streams, _serve_streams),
         Backend("pyzmq", _open_zmq, _serve_zmq),
         Backend("memcpy", _open_copy, _serve_nowhere, is_answered=False),
-        _ring_backend("ring-tcp", f"tcp://{_LOOPBACK}:0?shm=off"),
-        _ring_backend("ring-tcp-pulled", f"tcp://{_LOOPBACK}:0?shm=off", pull_share=_PULL_SHARE),
-        _ring_backend("ring-shm", f"tcp://{_LOOPBACK}:0?shm=required"),
-        _ring_backend("ring-ucx", f"ucx://{_LOOPBACK}:0?require=shm"),
-        _ring_backend("ring-verbs", f"verbs://{_LOOPBACK}:0"),
-        Backend("ring-local", _open_ring_local, _serve_nowhere),
+        ring_backend("ring-tcp", f"tcp://{LOOPBACK}:0?shm=off"),
+        ring_backend("ring-tcp-pulled", f"tcp://{LOOPBACK}:0?shm=off", pull_share=PULL_SHARE),
+        ring_backend("ring-shm", f"tcp://{LOOPBACK}:0?shm=required"),
+        ring_backend("ring-ucx", f"ucx://{LOOPBACK}:0?require=shm"),
+        ring_backend("ring-verbs", f"verbs://{LOOPBACK}:0"),
+        *map(engine_backend, ENGINES),
+        Backend("ring-local", open_ring_local, _serve_nowhere),
     )
 }
 

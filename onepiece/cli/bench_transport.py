@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from onepiece.cli.bench_backends import BACKENDS, ECHO, LAST, LENGTH_MAX, TAKE, Near
+from onepiece.cli.bench_backends import BACKENDS
+from onepiece.cli.bench_ends import ECHO, LAST, LENGTH_MAX, TAKE, Near
 from transports import UnknownScheme, transport_for
 from transports.verbs_devices import devices_of
 
@@ -136,7 +137,7 @@ async def measure(names: Sequence[str], rounds: int, *, quick: bool) -> Samples:
     async with AsyncExitStack() as stack:
         nears = {name: await stack.enter_async_context(BACKENDS[name].open()) for name in names}
         for near in nears.values():
-            await _warm_up(near, data)
+            await warm_up(near, data)
         for _ in range(rounds):
             for metric in METRICS:
                 count = max(2, metric.count // (4 if quick else 1))
@@ -152,21 +153,22 @@ def _applies(metric: Metric, name: str) -> bool:
     return BACKENDS[name].is_answered or metric.name == "bandwidth"
 
 
-async def _warm_up(near: Near, data: memoryview) -> None:
-    """Touch every page and open every window that the rounds will use."""
-    for _ in range(_WARM_UP_MESSAGES):
-        await _take(near, 1, data)
-        await _echo(near, 1, data[:64])
+async def warm_up(near: Near, data: memoryview, count: int = _WARM_UP_MESSAGES) -> None:
+    """Touch every page and open every window that the rounds will use, by so many messages."""
+    for _ in range(count):
+        await take_seconds(near, 1, data)
+        await echo_seconds(near, 1, data[:64])
 
 
 async def _value(near: Near, metric: Metric, count: int, data: memoryview) -> float:
     if metric.name == "round_trip":
-        return await _echo(near, count, data) / count * 1e6
-    seconds = await _take(near, count, data)
+        return await echo_seconds(near, count, data) / count * 1e6
+    seconds = await take_seconds(near, count, data)
     return count / seconds if metric.name == "messages" else count * len(data) / seconds / 1e9
 
 
-async def _echo(near: Near, count: int, data: memoryview) -> float:
+async def echo_seconds(near: Near, count: int, data: memoryview) -> float:
+    """Seconds for so many messages, each of which comes back before the next one goes."""
     start = time.perf_counter()
     for _ in range(count):
         await near.send(ECHO, data)
@@ -174,7 +176,7 @@ async def _echo(near: Near, count: int, data: memoryview) -> float:
     return time.perf_counter() - start
 
 
-async def _take(near: Near, count: int, data: memoryview) -> float:
+async def take_seconds(near: Near, count: int, data: memoryview) -> float:
     """Seconds from the first message to the answer that follows the last one."""
     start = time.perf_counter()
     for _ in range(count - 1):
@@ -219,6 +221,8 @@ def chosen_backends(wanted: Sequence[str] | None) -> list[str]:
 
 
 def _missing(backend: str) -> str | None:
+    if (missing := BACKENDS[backend].missing()) is not None:
+        return missing
     if backend == "pyzmq" and find_spec("zmq") is None:
         return "pyzmq is not installed (pip install -e '.[bench]')"
     if backend in {"ring-ucx", "ring-verbs"}:

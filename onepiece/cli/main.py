@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import importlib
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from onepiece._program import imported
 from onepiece.cli import exits
 from onepiece.cli.inputs import HELP as INPUT_HELP
 from onepiece.errors import ConfigError, OnePieceError, last_frame
@@ -22,6 +24,7 @@ DEFAULT_SERVER: Final = f"http://{DEFAULT_HTTP}"
 SERVER_VARIABLE: Final = "ONEPIECE_SERVER"
 BENCHES: Final = {
     "transport": "onepiece.cli.bench_transport",
+    "wires": "onepiece.cli.bench_wires",
     "hop": "onepiece.cli.bench_hop",
     "memory": "onepiece.cli.bench_memory",
     "delivery": "onepiece.cli.bench_delivery",
@@ -41,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = build_parser().parse_args(argv)
     try:
+        imported()
         code: int = arguments.run(arguments)
     except KeyboardInterrupt:
         return exits.INTERRUPTED
@@ -103,6 +107,13 @@ def _add_dev(commands: Any) -> None:
         help="where nodes reach it (default: %(default)s, a free port)",
     )
     parser.set_defaults(run=_run_dev)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 on")
+    return seconds
 
 
 def _host_and_port(text: str) -> str:
@@ -208,7 +219,9 @@ def _add_drain(commands: Any) -> None:
     )
     parser.add_argument("node", metavar="NODE", help="its name; see `onepiece nodes`")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it is drained")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="wait no longer; the node drains on")
+    parser.add_argument(
+        "--timeout", type=_seconds, metavar="SECONDS", help="wait no longer; the node drains on"
+    )
     _add_common(parser, "print the node as one JSON object")
     parser.set_defaults(run=_remote("drain"))
     parser = commands.add_parser("resume", help="let a node that drains take work again")

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -21,7 +21,7 @@ from onepiece.cli.progress import Display, RequestView, display
 from onepiece.client import Client, NodeInfo, RequestHandle, WorkflowInfo
 from onepiece.client.api import event_to_plain, status_to_plain, to_plain
 from onepiece.client.result_file import is_written_through, replaced_by
-from onepiece.errors import ConfigError, OnePieceError, UnknownNode, UnknownWorkflow
+from onepiece.errors import ConfigError, NotReady, OnePieceError, UnknownNode, UnknownWorkflow
 from onepiece.requests import RequestState, RequestStatus
 
 Arguments: TypeAlias = argparse.Namespace
@@ -30,6 +30,8 @@ Command: TypeAlias = Callable[[Client, Arguments], Awaitable[int]]
 CANCEL_SECONDS: Final = 5.0
 """How long an interrupted ``submit`` takes to cancel its request."""
 STDOUT: Final = "-"
+ALIVE: Final = "alive"
+DRAINING: Final = "draining"
 DRAINED: Final = "drained"
 LOOK_SECONDS: Final = 0.3
 """Between two looks at a node that drains."""
@@ -167,20 +169,41 @@ async def drain(client: Client, arguments: Arguments) -> int:
     """Let a node take no new work, and wait until it holds nothing any more."""
     node = await client.drain(arguments.node)
     if not arguments.no_wait:
-        with anyio.move_on_after(arguments.timeout):
-            node = await _drained(client, node)
+        try:
+            node = await _drained(client, node, arguments.timeout)
+        except asyncio.CancelledError:
+            sys.stderr.write(f"interrupted: {node.node} drains on, until `onepiece resume {node.node}`\n")
+            raise
     print(_json(to_plain(node)) if arguments.json else f"{node.node} {node.state}")
     return exits.OK if arguments.no_wait or node.state == DRAINED else exits.FAILED
 
 
-async def _drained(client: Client, node: NodeInfo) -> NodeInfo:
-    while node.state != DRAINED:
-        await anyio.sleep(LOOK_SECONDS)
-        found = next((each for each in await client.nodes() if each.node == node.node), None)
-        if found is None:
-            raise UnknownNode(f"{node.node} left the set while it drained", node=node.node)
-        node = found
+async def _drained(client: Client, node: NodeInfo, timeout: float | None) -> NodeInfo:
+    """Look at a node until it has drained, or time is over; says what it waits for whenever that changes."""
+    has_begun = False
+    said: Sequence[str] = ()
+    with anyio.move_on_after(timeout):
+        while node.state != DRAINED:
+            await anyio.sleep(LOOK_SECONDS)
+            node = await _member(client, node.node)
+            if has_begun and node.state == ALIVE:
+                raise NotReady(f"{node.node} was told to resume while it drained: it takes work again")
+            has_begun = has_begun or node.state == DRAINING
+            if node.waits_for and node.waits_for != said:
+                said = node.waits_for
+                sys.stderr.write(f"{node.node} waits for {'; '.join(said)}\n")
     return node
+
+
+async def _member(client: Client, name: str) -> NodeInfo:
+    """A member as the set sees it, and as itself if it answers; raises ``UnknownNode`` if it left."""
+    found = next((each for each in await client.nodes() if each.node == name), None)
+    if found is None:
+        raise UnknownNode(f"{name} left the set while it drained", node=name)
+    if found.state == DRAINING:
+        with suppress(OnePieceError):  # it is stopping, or its release does not say yet
+            return await client.node(name)
+    return found
 
 
 async def resume(client: Client, arguments: Arguments) -> int:
@@ -270,26 +293,26 @@ def _say_saved(uid: str, path: Path, size: int, *, as_json: bool) -> None:
 
 def _print_value(value: Any, arguments: Arguments, uid: str) -> bool:
     """Print what can be printed; false if the value is not for this standard output."""
-    if arguments.json:
-        try:
-            print(_json({"uid": uid, "value": to_plain(value)}))
-        except TypeError:  # it holds tensors
-            return False
-        return True
-    if isinstance(value, bytes):
+    if sys.stdout is None:  # it was closed by whoever started the command
+        return False
+    if isinstance(value, bytes) and not arguments.json:
         if arguments.output != STDOUT and sys.stdout.isatty():
             return False
         sys.stdout.buffer.write(value)
-        sys.stdout.buffer.flush()
-        return True
-    if isinstance(value, str):
-        print(value)
-        return True
-    try:
-        print(_json(to_plain(value)))
-    except TypeError:
-        return False
+    else:
+        try:
+            print(_text_of(value, arguments, uid))
+        except (TypeError, UnicodeEncodeError):  # it holds tensors, or what the terminal has no signs for
+            return False
+    sys.stdout.flush()  # what was not written must not be dropped from the store
     return True
+
+
+def _text_of(value: Any, arguments: Arguments, uid: str) -> str:
+    """The result as it is printed; raises ``TypeError`` if it has no text."""
+    if arguments.json:
+        return _json({"uid": uid, "value": to_plain(value)})
+    return value if isinstance(value, str) else _json(to_plain(value))
 
 
 def _request_row(status: RequestStatus, now: float) -> Sequence[str]:

@@ -174,6 +174,8 @@ class NodeInfo:
     process_id: int = 0
     heartbeat_age_seconds: float | None = None
     """None before the first heartbeat was heard."""
+    waits_for: Sequence[str] = ()
+    """In words, what it still holds if it drains; in answers about one node alone."""
 
 
 def describe_workflow(graph: WorkflowGraph) -> WorkflowInfo:

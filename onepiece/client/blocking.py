@@ -130,6 +130,10 @@ class BlockingClient:
         """See ``Client.admission``."""
         return _call(self._portal, self._client.admission)
 
+    def node(self, name: str) -> NodeInfo:
+        """See ``Client.node``."""
+        return _call(self._portal, lambda: self._client.node(name))
+
     def drain(self, node: str) -> NodeInfo:
         """See ``Client.drain``."""
         return _call(self._portal, lambda: self._client.drain(node))

@@ -4,7 +4,6 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, overload
-from urllib.parse import quote
 
 import anyio
 from attrs import define, field
@@ -26,16 +25,18 @@ from onepiece.client.api import (
     workflow_from_plain,
 )
 from onepiece.client.handle import RequestHandle
-from onepiece.codec import VALUE_CONTENT_TYPE, Packed, pack
+from onepiece.codec import VALUE_CONTENT_TYPE, Packed, pack_inputs
 from onepiece.errors import (
-    CodecError,
     InvalidInput,
     NodeUnreachable,
     NotReady,
     Overloaded,
+    UnknownNode,
+    UnknownRequest,
     UnknownWorkflow,
 )
 from onepiece.graph import TypeSpec
+from onepiece.ids import is_node_name, is_uid
 from onepiece.limits import OTHER_SETS_MAX
 from onepiece.requests import RequestStatus
 from onepiece.workflow import Workflow, WorkflowCall
@@ -150,7 +151,7 @@ class Client:
             workflow, inputs, returns = call.workflow, call.inputs, call.returns
         else:
             workflow = call
-        packed = _packed(inputs or {})
+        packed = pack_inputs(inputs or {})
         terms = terms_of(self._connection.options.tenant, priority, size_class)
         query = {"workflow": workflow, REDIRECT_PARAMETER: "0"}  # it turns to other sets by itself
         if timeout is not None:
@@ -211,7 +212,12 @@ class Client:
             uid: The request's UID.
             workflow: Its workflow, for the type of the result; needed only where that holds objects
                 of classes of yours.
+
+        Raises:
+            UnknownRequest: The text has not a UID's form.
         """
+        if not is_uid(uid):  # it becomes part of a path, which it could lead elsewhere
+            raise UnknownRequest(f"{uid[:60]!r} is no UID of a request", uid=uid[:60])
         return RequestHandle(uid, self._connection, workflow.graph.returns if workflow else None)
 
     async def requests(self, *, limit: int = 100, state: str | None = None) -> Sequence[RequestStatus]:
@@ -247,6 +253,15 @@ class Client:
         answer = await self._connection.call("GET", "/v1/nodes")
         return [node_from_plain(each) for each in answer["nodes"]]
 
+    async def node(self, name: str) -> NodeInfo:
+        """One node of the set; ``waits_for`` says what it still holds if it drains.
+
+        Raises:
+            UnknownNode: No node of this name is in the set; those that are are listed.
+            NodeUnreachable: Nobody answers, or that node does not.
+        """
+        return node_from_plain(await self._connection.call("GET", _node_path(name)))
+
     async def placement(self) -> Mapping[str, Any]:
         """What the manager wants to run where, what does, and the moves: see ``GET /v1/placement``.
 
@@ -272,7 +287,7 @@ class Client:
             UnknownNode: No node of this name is in the set; those that are are listed.
             NodeUnreachable: Nobody answers, or that node does not.
         """
-        return node_from_plain(await self._connection.call("POST", f"/v1/nodes/{quote(node, '')}/drain"))
+        return node_from_plain(await self._connection.call("POST", f"{_node_path(node)}/drain"))
 
     async def resume(self, node: str) -> NodeInfo:
         """Have a node that drains take work again.
@@ -282,7 +297,7 @@ class Client:
             NotReady: It was told to stop, and does not resume.
             NodeUnreachable: Nobody answers, or that node does not.
         """
-        return node_from_plain(await self._connection.call("POST", f"/v1/nodes/{quote(node, '')}/resume"))
+        return node_from_plain(await self._connection.call("POST", f"{_node_path(node)}/resume"))
 
     async def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until every stage of every workflow is loaded.
@@ -309,6 +324,12 @@ class Client:
         raise latest or NodeUnreachable(f"{self.url} did not answer within {timeout} seconds", url=self.url)
 
 
+def _node_path(name: str) -> str:
+    if not is_node_name(name):
+        raise UnknownNode(f"{name[:60]!r} is no name of a node; see `onepiece nodes`", node=name[:60])
+    return f"/v1/nodes/{name}"
+
+
 def _seconds(timeout: object) -> str:
     if not isinstance(timeout, int | float):
         raise InvalidInput(f"the timeout is {timeout!r}: give seconds", field="timeout_seconds")
@@ -319,19 +340,6 @@ def _checked_key(key: object) -> str:
     if isinstance(key, str) and is_key(key) and key == key.strip():
         return key
     raise InvalidInput(f"the key is {repr(key)[:40]}: {KEY_FORM}", field="key")
-
-
-def _packed(inputs: Mapping[str, Any]) -> Packed:
-    """All inputs as one body; one that has no form on the wire is named."""
-    try:
-        return pack(None, inputs)
-    except CodecError as error:
-        for name, value in inputs.items():
-            try:
-                pack(None, {name: value})
-            except CodecError as why:
-                raise InvalidInput(f"input {name!r}: {why.message}", field=name) from error
-        raise InvalidInput(f"the inputs: {error.message}") from error  # only together they are too much
 
 
 def _body(packed: Packed) -> Body:

@@ -12,8 +12,9 @@ Each stage is a queue with ``instances * concurrency`` workers. What is used, an
   mean less its spread, and an exponential rest.
 * Along a workflow times add up as if independent; at joins the longest counts (``spans``).
 
-Messages go to the actor with the fewest outstanding ones, which is taken for one queue for all
-instances. The inputs of a join go where the hash of the UID says: there each instance has a queue of its own.
+Messages go to the actor to which their sender has the fewest under way, which is taken for one queue for
+all instances. The inputs of a join meet at the instances in turn: there each has a queue of its own, whose
+arrivals are so much more even.
 
 **Batches** form from what waits. A stage that allows them works in the smallest batches that bear the load;
 who finds all workers busy waits for half a batch, as it may come at any moment of one, and all wait as in
@@ -170,7 +171,7 @@ class _Network:
         arrivals = self._arrivals(load, workers)
         if load.is_hashed and count:
             rate, workers = rate / count, profile.concurrency
-            arrivals = 1 + (arrivals - 1) / count
+            arrivals /= count
         self.waits[stage] = _batched_wait(profile, load, rate, workers, arrivals, self.batches[stage])
         seconds, service = _service(profile, load, self.batches[stage])
         used = min(1.0, rate * seconds / (workers * self.batches[stage])) if workers else 1.0

@@ -252,6 +252,16 @@ class RequestTable:
             record = self._live.pop(uid)
             self._forget_key(record)
 
+    @property
+    def ended_count(self) -> int:
+        """Ended requests that are kept."""
+        return len(self._ended)
+
+    @property
+    def ended_bytes(self) -> int:
+        """What they take in memory, about."""
+        return self._ended_bytes
+
     def live_count(self) -> int:
         """Requests that have not ended."""
         return len(self._live)

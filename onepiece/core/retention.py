@@ -18,6 +18,7 @@ what was computed; so the bound may be exceeded by what the workers of one node 
 
 import enum
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Generic, TypeAlias, TypeVar
 
 from attrs import define, field, frozen
@@ -170,6 +171,11 @@ class RetentionTable(Generic[Message]):
     def sources_of(self, uid: str) -> tuple[str, ...]:
         """The graph nodes of a request whose outputs are held."""
         return tuple(sorted({key.source for key in self._by_uid.get(uid, ())}))
+
+    def entries(self) -> Iterator[tuple[OutputKey, Place, int]]:
+        """What is held, where, and its bytes, oldest first."""
+        for key, held in self._held.items():
+            yield key, held.place, held.length
 
     def keys(self) -> tuple[OutputKey, ...]:
         """What is held, oldest first."""

@@ -9,7 +9,7 @@ from onepiece.node.loop import run_on_node_loop
 from onepiece.node.node import run_node
 from onepiece.node.options import NodeOptions, read_options
 from onepiece.node.stopping import STOPPED_AT_ONCE, StopSignal, watch_signals
-from transports import ListenFailed, TransportError
+from transports import AddressError, ListenFailed, TransportError, UnknownScheme
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def _run(options: NodeOptions) -> int:
     except* (OnePieceError, TransportError) as errors:
         first = _first(errors)
         _say(first)
-        status = 2 if isinstance(first, ConfigError | DefinitionError) else 1
+        status = 2 if isinstance(first, ConfigError | DefinitionError | AddressError | UnknownScheme) else 1
     return STOPPED_AT_ONCE if stop.now.is_set() else status
 
 

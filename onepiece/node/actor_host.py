@@ -7,7 +7,8 @@ a manager that no longer leads (a lower epoch) are ignored.
 """
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from attrs import define, evolve, field
@@ -20,6 +21,8 @@ from onepiece.limits import ERROR_CAUSE_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.messages import ReleaseRequests, StageWasLost, StopRequest
 from onepiece.node.control import ControlService
+from onepiece.node.lender import Lender
+from onepiece.runtime.actor_load import ActorLoad
 from onepiece.runtime.devices import DeviceThreads
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.stage_actor import StageActor
@@ -48,13 +51,15 @@ class ActorHost:
         devices: Sequence[DeviceThreads],
         imports: WorkflowImports,
         tasks: asyncio.TaskGroup,
+        lender: Lender | None = None,
     ) -> None:
         self._env = env
+        self._lender = lender
         self._devices = {device.name: device for device in devices}
         self._imports = imports
         self._tasks = tasks
         self._hosted: dict[int, _Hosted] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[asyncio.Task[None], _Hosted] = {}
         self._manager_epoch = 0
 
     def attach(self, control: ControlService) -> None:
@@ -66,10 +71,7 @@ class ActorHost:
 
     def reports(self) -> tuple[ActorReport, ...]:
         """What the next heartbeat says."""
-        return tuple(
-            hosted.report if hosted.actor is None else self._report_of(hosted)
-            for hosted in self._hosted.values()
-        )
+        return tuple(self._report_of(hosted) for hosted in self._hosted.values())
 
     @property
     def is_idle(self) -> bool:
@@ -90,13 +92,13 @@ class ActorHost:
         found: dict[str, str] = {}
         for hosted in self._hosted.values():
             if hosted.actor is not None:
-                found.update(hosted.actor.active_of(uid))
+                found.update(hosted.actor.load().active_of(uid))
         return found
 
     def owners(self) -> dict[str, str]:
         """The owner's control address, as its inputs name it, of each request with work here."""
         actors = [hosted.actor for hosted in self._hosted.values() if hosted.actor is not None]
-        return {header.uid: header.owner for actor in actors for header in actor.held_work()}
+        return {header.uid: header.owner for actor in actors for header in actor.load().held_work()}
 
     def routes_changed(self) -> None:
         """Inputs that meet at another actor now are sent there."""
@@ -104,10 +106,22 @@ class ActorHost:
             if hosted.actor is not None:
                 hosted.actor.forward_joins()
 
+    def loads(self) -> Iterator[tuple[ActorReport, ActorLoad | None]]:
+        """What each actor has in hand and has done, also those that were dropped and have not ended."""
+        for hosted in (*self._hosted.values(), *self._ending.values()):
+            yield self._report_of(hosted), None if hosted.actor is None else hosted.actor.load()
+
+    def _note_end(self, hosted: _Hosted) -> None:
+        """What an actor has counted is kept when it goes; again is no harm."""
+        if hosted.actor is not None:
+            load = hosted.actor.load()
+            load.counts.actor_ended(load.work)
+            hosted.actor = None
+
     def _tell_lost(self, actor: StageActor) -> None:
         """An actor crashed with work in it: the owners go on from what is retained."""
         life = self._env.identity.life
-        for header in actor.held_work():
+        for header in actor.load().held_work():
             self._env.tell_owner(header.uid, header.owner, StageWasLost(header.uid, header.node, life))
 
     def drop_all(self) -> None:
@@ -115,8 +129,8 @@ class ActorHost:
         for hosted in self._hosted.values():
             if hosted.task is not None:
                 hosted.task.cancel()
-                self._ending.add(hosted.task)
-                hosted.task.add_done_callback(self._ending.discard)
+                self._ending[hosted.task] = hosted
+                hosted.task.add_done_callback(lambda task: self._note_end(self._ending.pop(task)))
         self._hosted.clear()
         self._manager_epoch = 0
 
@@ -126,7 +140,8 @@ class ActorHost:
             await asyncio.wait(self._ending)
 
     def _report_of(self, hosted: _Hosted) -> ActorReport:
-        assert hosted.actor is not None
+        if hosted.actor is None:
+            return hosted.report
         report = hosted.actor.report()
         return evolve(report, digest=hosted.report.digest, schema_text=hosted.report.schema_text)
 
@@ -167,6 +182,11 @@ class ActorHost:
                     hosted.actor.stop_request(uid, reason)
 
     async def _run(self, order: Assign, hosted: _Hosted) -> None:
+        taken = contextlib.nullcontext() if self._lender is None else self._lender.taken(order.devices)
+        with taken:
+            await self._live(order, hosted)
+
+    async def _live(self, order: Assign, hosted: _Hosted) -> None:
         try:
             stage = await self._find(order, hosted)
             missing = [name for name in order.devices if name not in self._devices]
@@ -183,6 +203,8 @@ class ActorHost:
             await hosted.unassigned.wait()
         else:
             names = order.devices
+            if self._lender is not None:
+                await self._lender.freed(names)
             get_logger().info(
                 "actor_starting", actor=order.actor_id, stage=order.stage, device=", ".join(names)
             )
@@ -197,9 +219,10 @@ class ActorHost:
             except Exception as error:  # noqa: BLE001 - a bug in one actor must not take the others along
                 get_logger().exception("actor_crashed", actor=order.actor_id, stage=order.stage)
                 self._tell_lost(actor)
-                hosted.actor = None
+                self._note_end(hosted)
                 self._fail(hosted, OnePieceError(f"the actor crashed: {described(error)}"))
                 await hosted.unassigned.wait()
+        self._note_end(hosted)
         if self._hosted.get(order.actor_id) is hosted:
             del self._hosted[order.actor_id]
         self._env.on_change()

@@ -15,22 +15,26 @@ as it was, for ever.
 A record may name this proxy as the owner of a request that it does not drive: it was accepted while the
 answer of a store node got lost, or two proxies took it over at once. Such requests are *doubtful*; they
 are looked at again until somebody drives them.
+
+A request that was accepted for another version of its workflow, which does not fit this one, is adopted to
+be ended in ``SchemaMismatch``.
 """
 
 import asyncio
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from attrs import evolve
 
-from onepiece.codec import materialise, unpack
+from onepiece.codec import CodecError, Wire, materialise, unpack
 from onepiece.core.request import RequestTable
 from onepiece.core.request_record import Holding
 from onepiece.core.routing import rendezvous
-from onepiece.errors import NotReady, OnePieceError, UnknownRequest
-from onepiece.graph import WorkflowGraph
+from onepiece.errors import NotReady, OnePieceError, SchemaMismatch, UnknownRequest
+from onepiece.graph import INPUTS, WorkflowGraph
 from onepiece.log import get_logger
-from onepiece.messages import CONTROL_REGION, ReleaseRequests
+from onepiece.messages import CONTROL_REGION, STORE, ReleaseRequests, RequestErrored
 from onepiece.node.calls import Calls
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.result_reader import ResultReader
@@ -181,12 +185,18 @@ class Adopter:
                 self._refused.add(uid)
                 return
             graph = self._env.routes.graphs[record.workflow]
-            kept, inputs = _unpacked(graph, memoryview(await self._records.body(uid, record.key)))
+            kept = unpack(memoryview(await self._records.body(uid, record.key)), RequestRecord)
+            inputs, error = inputs_for(graph, uid, kept.values)
             holdings = await self._who_holds(uid)
+            error = error or _strange(graph, uid, kept.header.joins, holdings)
             if life != self._env.identity.life or self._knows(uid):
                 return
             get_logger().info("request_adopted", request=uid, workflow=record.workflow, held=len(holdings))
-            self._own(graph, evolve(record, joins=kept.joins), inputs, holdings)
+            if error is None:
+                self._own(graph, evolve(record, joins=kept.header.joins), inputs, holdings)
+            else:  # owned all the same: somebody has to tell its client how it ends
+                self._own(graph, record, inputs, ())
+                self._handle(RequestErrored(uid, None, self._env.node_id, error.to_wire()))
             self._settle(uid)
         except (OnePieceError, KeyError) as error:
             get_logger().warning("request_not_adopted", request=uid, error=str(error))
@@ -239,8 +249,45 @@ class Adopter:
             self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", message)
 
 
-def _unpacked(graph: WorkflowGraph, body: memoryview) -> tuple[RequestRecord, dict[str, Any]]:
-    """A record as its first owner wrote it, and the workflow's inputs in it."""
-    types = {parameter.name: parameter.type for parameter in graph.inputs}
-    unpacked = unpack(body, RequestRecord)
-    return unpacked.header, {name: materialise(each, types[name]) for name, each in unpacked.values.items()}
+def inputs_for(
+    graph: WorkflowGraph, uid: str, kept: Mapping[str, Wire]
+) -> tuple[dict[str, Any], SchemaMismatch | None]:
+    """The inputs of a request that an earlier owner accepted, and why they are none of this workflow's.
+
+    It may have been changed since: a node that begins with a new version finds what the old one accepted.
+    """
+    inputs: dict[str, Any] = {}
+    for parameter in graph.inputs:
+        if parameter.name in kept:
+            try:
+                inputs[parameter.name] = materialise(kept[parameter.name], parameter.type)
+            except CodecError as error:
+                return inputs, _mismatch(graph, uid, f"its input {parameter.name!r}: {error.message}")
+        elif parameter.required:
+            return inputs, _mismatch(graph, uid, f"it has no input {parameter.name!r}")
+        else:
+            inputs[parameter.name] = copy.deepcopy(parameter.default)  # it may be a list
+    unknown = sorted(kept.keys() - inputs.keys())
+    if unknown:
+        return inputs, _mismatch(graph, uid, f"its input {unknown[0]!r} is unknown now")
+    return inputs, None
+
+
+def _strange(
+    graph: WorkflowGraph, uid: str, joins: Mapping[str, int], holdings: tuple[Holding, ...]
+) -> SchemaMismatch | None:
+    """Why what nodes have of the request is none of this workflow's."""
+    known = {node.id for node in graph.nodes} | {INPUTS, STORE}
+    held = {
+        name for each in holdings for name in (*each.active, *each.retained, *each.checkpoints)
+    } | joins.keys()
+    strange = sorted(held - known)
+    return _mismatch(graph, uid, f"it has been to {strange[0]!r}, which is unknown now") if strange else None
+
+
+def _mismatch(graph: WorkflowGraph, uid: str, why: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"request {uid} was accepted for another version of {graph.name}: {why}; submit it again",
+        uid=uid,
+        workflow=graph.name,
+    )

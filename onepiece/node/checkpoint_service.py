@@ -26,6 +26,7 @@ from onepiece.messages import (
 from onepiece.node.checkpoint_store import CheckpointStore
 from onepiece.node.control import ControlService
 from onepiece.record_messages import DropRecords
+from onepiece.runtime.counts import CHECKPOINT
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
 from onepiece.runtime.result_targets import StageTarget
@@ -87,6 +88,7 @@ class CheckpointService:
             if letter is None:
                 self._env.tell_owner(ask.uid, ask.owner, OutputNotHeld(ask.uid, ask.source, ask.target))
                 return
+            self._env.counts.resent[ask.stage, CHECKPOINT] += 1
             try:
                 life = await self._deliver.send(letter)
             except OnePieceError as error:

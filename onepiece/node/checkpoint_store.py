@@ -19,7 +19,7 @@ from onepiece.checkpoint_messages import CheckpointInput
 from onepiece.errors import OnePieceError, StoreFull, UnknownRequest
 from onepiece.limits import CHECKPOINT_LINGER_SECONDS, STOPPED_UIDS_MAX
 from onepiece.log import get_logger
-from onepiece.store import PutOutcome, ResultStore
+from onepiece.store import PutOutcome, ResultStore, StoreStats
 from transports import Bytes
 
 _CONTENT_TYPE: Final = "application/vnd.onepiece.checkpoint"
@@ -104,6 +104,10 @@ class CheckpointStore:
                 f"{header.target}: raise --checkpoint-bytes, or make room on the disk ({error.message})",
                 uid=header.uid,
             ) from error
+
+    async def stats(self) -> StoreStats:
+        """The store in numbers."""
+        return await self._store.stats()
 
     def holds(self, uid: str, source: str, target: str) -> bool:
         """Whether this output is here."""

@@ -70,16 +70,29 @@ class Drain:
 
     def holds_nothing(self) -> bool:
         """Whether nothing would be lost with this node that others do not have, nor will be."""
-        is_idle = self._host is None or self._host.is_idle
-        owns_none = self._proxy is None or self._proxy.owner.table.live_count() == 0
-        has_copied = self._copies is None or self._copies.is_settled
-        retains_none = self._env.retainer.metrics()["outputs"] == 0
-        return is_idle and owns_none and has_copied and retains_none and not self._takes_work()
+        return not self.waits_for()
 
-    def _takes_work(self) -> bool:
-        """Whether new work is still sent to an actor here, as no other one takes it."""
+    def waits_for(self) -> tuple[str, ...]:
+        """In words, what is still here that would be lost with this node, or that nobody else would do."""
+        owned = 0 if self._proxy is None else self._proxy.owner.table.live_count()
+        retained = self._env.retainer.metrics()["outputs"]
+        found = {
+            f"requests of its proxy ({owned})": owned > 0,
+            "work of its stages": self._host is not None and not self._host.is_idle,
+            f"outputs that the next stages are not done with ({retained})": retained > 0,
+            "results that other store nodes are to have, too": self._copies is not None
+            and not self._copies.is_settled,
+            f"stages that no other worker has room for ({', '.join(self._served_here_alone())})": bool(
+                self._served_here_alone()
+            ),
+        }
+        return tuple(what for what, is_held in found.items() if is_held)
+
+    def _served_here_alone(self) -> list[str]:
+        """The stages whose new work is still sent to an actor here, as no other one takes it."""
         table, life = self._env.routes.table, self._env.identity.life
-        return any(actor.life == life and actor in table.actors_for(actor.stage) for actor in table.actors)
+        mine = [actor for actor in table.actors if actor.life == life]
+        return sorted({actor.stage for actor in mine if actor in table.actors_for(actor.stage)})
 
     async def finish(self) -> None:
         """Drain for good: take no new work, and return when nothing is held any more."""
@@ -100,13 +113,19 @@ class Drain:
 
     def _on_set(self, ask: SetDraining) -> None:
         error: OnePieceError | None = None
+        if ask.draining is not None:
+            error = self._told(draining=ask.draining)
+            get_logger().info("node_told", draining=ask.draining, refused=error is not None)
+        wire = None if error is None else error.to_wire()
+        waits_for = self.waits_for() if self._member.draining else ()
+        self._env.outbox.post(ask.reply_to, DrainingSet(ask.call, wire, waits_for))
+
+    def _told(self, *, draining: bool) -> OnePieceError | None:
         try:
-            if ask.draining:
+            if draining:
                 self.begin()
             else:
                 self.resume()
         except NotReady as refusal:
-            error = refusal
-        get_logger().info("node_told", draining=ask.draining, refused=error is not None)
-        wire = None if error is None else error.to_wire()
-        self._env.outbox.post(ask.reply_to, DrainingSet(ask.call, wire))
+            return refusal
+        return None

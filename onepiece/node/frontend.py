@@ -36,6 +36,8 @@ class NodeView:
     process_id: int
     heartbeat_age_seconds: float | None
     """Known at the node whose manager leads."""
+    waits_for: Sequence[str] = ()
+    """In words, what it still holds, if it drains; known where the node itself was asked."""
 
 
 class ResultStream(Protocol):
@@ -63,6 +65,10 @@ class Frontend(Protocol):
 
     def nodes(self) -> Sequence[NodeView]:
         """The members of the set, this node's view."""
+        ...
+
+    async def node(self, name: str) -> NodeView:
+        """One member, with what it waits for if it drains; raises as ``set_draining``."""
         ...
 
     async def set_draining(self, node: str, *, draining: bool) -> NodeView:

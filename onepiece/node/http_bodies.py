@@ -41,7 +41,7 @@ from onepiece.client.api import (
     terms_of,
     value_from_text,
 )
-from onepiece.codec import VALUE_CONTENT_TYPE, CodecError, materialise, unpack
+from onepiece.codec import VALUE_CONTENT_TYPE, CodecError, materialise, pack_inputs, unpack
 from onepiece.errors import InvalidInput, PayloadTooLarge, UnknownWorkflow
 from onepiece.graph import Kind, WorkflowGraph, check_inputs
 from onepiece.node.frontend import Frontend
@@ -205,7 +205,9 @@ class SubmissionReader:
         graph = self._graph(wanted, place)
 
         def checked(data: Any, *more: Any) -> dict[str, Any]:
-            return check_inputs(graph, read_inputs(graph, data, *more))
+            inputs = check_inputs(graph, read_inputs(graph, data, *more))
+            pack_inputs(inputs)  # what fits its type may still be too much for a message
+            return inputs
 
         inputs = await _parse(checked, *raw, size=size)
         return Submission(graph.name, inputs, wanted.timeout_seconds, wanted.key, wanted.terms, place.taken)

@@ -3,7 +3,8 @@
 A rejected request may have a body that nobody read, and a connection that is closed on unread bytes
 is reset, which can cost the client its answer. So what comes behind the answer is read away, and kept
 nowhere. If that is at most ``discard_bytes_max`` the connection goes on; a longer body, one of unknown
-length, and one whose sender waits for ``100 Continue`` end it, the first two after some lingering.
+length, one behind which the client wants to close, and one whose sender waits for ``100 Continue`` end it,
+all but the last after some lingering.
 """
 
 import math
@@ -63,13 +64,15 @@ class ErrorBoundary:
 
     application: ASGIApp
     options: ProxyOptions
-    _in_progress: int = field(default=0, init=False)
+    in_progress: int = field(default=0, init=False)
+    refused: int = field(default=0, init=False)
+    """Requests that were too many at once."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; what it raises becomes its answer."""
         assert scope["type"] == "http", f"only http is served, not {scope['type']}"
         exchange = _Exchange(receive, send, body_read=scope["method"] in {"GET", "HEAD", "DELETE"})
-        self._in_progress += 1
+        self.in_progress += 1
         try:
             self._check_room()
             await self.application(scope, exchange.receiving, exchange.sending)
@@ -96,7 +99,17 @@ class ErrorBoundary:
             await self._answer(
                 exchange, scope, error.status_code, _wire_of(error, scope), error, error.headers
             )
-        except Exception as error:  # noqa: BLE001 - our own bug: logged here, told without its insides
+        except Exception as error:  # noqa: BLE001 - told as what it is
+            # A result or a stream is sent by several tasks: what one of them raised is no bug for that.
+            await self._failed(exchange, scope, _sole(error))
+        finally:
+            self.in_progress -= 1
+
+    async def _failed(self, exchange: _Exchange, scope: Scope, error: BaseException) -> None:
+        """Tell an error of ours as it is, and a bug without its insides, which are logged."""
+        if isinstance(error, OnePieceError):
+            await self._answer(exchange, scope, error.http_status, error.to_wire(), error)
+        else:
             number = secrets.token_hex(4)
             _log.error(
                 "http_request_failed",
@@ -107,8 +120,6 @@ class ErrorBoundary:
             )
             message = f"the proxy failed on this request; its log has the cause under number={number}"
             await self._answer(exchange, scope, 500, OnePieceError(message, number=number).to_wire(), error)
-        finally:
-            self._in_progress -= 1
 
     def _other_set(self, scope: Scope, error: Overloaded) -> str | None:
         """Where a refused request is sent on to; that set does not send it on again."""
@@ -120,7 +131,8 @@ class ErrorBoundary:
         return f"{target}{'&' if '?' in target else '?'}{REDIRECT_PARAMETER}=0"
 
     def _check_room(self) -> None:
-        if self._in_progress > self.options.requests_max:
+        if self.in_progress > self.options.requests_max:
+            self.refused += 1
             raise Overloaded(
                 f"the proxy handles {self.options.requests_max} HTTP requests already: try again later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
@@ -138,13 +150,17 @@ class ErrorBoundary:
         if exchange.response_started:
             # The client has a status already. The server ends a connection whose response is left
             # incomplete, and that is what shows the client that the body is not whole.
-            _log.warning("http_response_broken_off", path=scope["path"], exc_info=error)
+            cause = None if isinstance(error, OnePieceError) else error  # else it says enough
+            _log.warning(
+                "http_response_broken_off", path=scope["path"], why=str(error)[:1000], exc_info=cause
+            )
             return
         headers = dict(headers or {})
         if status in RETRY_STATUSES:
             headers["Retry-After"] = _retry_after(wire["fields"].get("retry_after_seconds"))
         asked = {name.lower(): value for name, value in scope["headers"]}
-        ends = not exchange.body_read and (b"expect" in asked or not self._is_short(asked))
+        goes_on = self._is_short(asked) and not _is_last(scope, asked)
+        ends = not exchange.body_read and (b"expect" in asked or not goes_on)
         if ends:
             headers["Connection"] = "close"
         response = JSONResponse(to_plain(wire), status, headers)
@@ -170,6 +186,19 @@ class ErrorBoundary:
                 if message["type"] == "http.disconnect" or not message.get("more_body", False):
                     return
                 seen += len(message["body"])
+
+
+def _sole(error: BaseException) -> BaseException:
+    """What a group holds, if that is one error."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _is_last(scope: Scope, asked: Mapping[bytes, bytes]) -> bool:
+    """Whether the server closes the connection behind its answer, and reads no body away before."""
+    tokens = {token.strip().lower() for token in asked.get(b"connection", b"").split(b",")}
+    return b"close" in tokens or scope.get("http_version") == "1.0"
 
 
 @asynccontextmanager

@@ -114,8 +114,8 @@ def _bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         raise ConfigError(
-            f"the proxy cannot listen on {host!r} port {port!r}: {error}; give another address, or port 0 "
-            "for a free port",
+            f"HTTP cannot listen on {host!r} port {port!r}: {error}; give another address, or port 0 for a "
+            "free port",
             host=host,
             port=port,
         ) from error

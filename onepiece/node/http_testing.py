@@ -98,6 +98,7 @@ class FakeFrontend:
         self.asked_admission: list[tuple[str, int | None]] = []
         self.readiness_now = Readiness(ready=True, live=True, draining=False, waiting_for=())
         self.node_views: Sequence[NodeView] = ()
+        self.asked_nodes: list[str] = []
         self.placement_now = PlacementView("advise", (), (), {}, 0, 0)
         self.asked_terms: list[Terms] = []
         self.places: set[str] = set()
@@ -123,6 +124,14 @@ class FakeFrontend:
     def nodes(self) -> Sequence[NodeView]:
         """What the test set."""
         return self.node_views
+
+    async def node(self, name: str) -> NodeView:
+        """The view that the test set."""
+        self.asked_nodes.append(name)
+        for view in self.node_views:
+            if view.node == name:
+                return view
+        raise UnknownNode(f"no node {name!r}", node=name)
 
     async def set_draining(self, node: str, *, draining: bool) -> NodeView:
         """Change the view that the test set."""

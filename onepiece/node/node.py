@@ -32,24 +32,26 @@ from onepiece.ids import new_node_name
 from onepiece.log import get_logger
 from onepiece.messages import CONTROL_REGION
 from onepiece.node.actor_host import ActorHost
-from onepiece.node.advertising import advertised, advertised_host
+from onepiece.node.advertising import advertised
 from onepiece.node.checkpoint_service import CheckpointService
 from onepiece.node.checkpoint_store import CheckpointStore
 from onepiece.node.control import ControlService
 from onepiece.node.drain import Drain
 from onepiece.node.leadership import opening_coordinator
 from onepiece.node.leftovers import Leftovers
+from onepiece.node.lender import Lender, lent
 from onepiece.node.member import Member
 from onepiece.node.node_manager import ManagerService
+from onepiece.node.node_metrics import NodeMetrics
 from onepiece.node.node_stores import Stores, open_stores
 from onepiece.node.options import NodeOptions, weights_of
 from onepiece.node.parts import NodeParts
-from onepiece.node.proxy import ProxyOptions, build_app
 from onepiece.node.proxy_service import ProxyService
 from onepiece.node.replica_service import ReplicaService
 from onepiece.node.retain_service import RetainService
-from onepiece.node.state_directory import next_incarnation, open_state_directory
-from onepiece.node.stopping import StopSignal
+from onepiece.node.serving import serve_metrics, serve_proxy
+from onepiece.node.state_directory import holding, next_incarnation, open_state_directory
+from onepiece.node.stopping import StopSignal, unless_told
 from onepiece.node.store_service import StoreService
 from onepiece.runtime.checkpoints import Checkpoints
 from onepiece.runtime.devices import DeviceThreads, discover_devices, parse_device
@@ -58,7 +60,7 @@ from onepiece.runtime.outbox import Outbox, open_outbox
 from onepiece.runtime.retainer import Output, Retainer
 from onepiece.runtime.workflows import WorkflowImports
 from onepiece.store import ResultStore
-from transports import Address, Listener, ListenFailed, Options, Receiver
+from transports import Address, Listener, Options, Receiver
 
 _SHOWN_MAX = 8
 _CLOSE_SECONDS = 2.0  # how long closing waits for a device's threads, which may never return
@@ -81,6 +83,8 @@ class Node:
     copies: ReplicaService | None
     checkpoints: CheckpointStore | None
     draining: Drain
+    metrics: str | None
+    """Where its metrics are read, beside its proxy, if it was told to."""
 
     @property
     def address(self) -> str:
@@ -102,6 +106,10 @@ def make_info(options: NodeOptions, address: str, incarnation: int, parts: NodeP
     devices: tuple[Device, ...] = ()
     if "worker" in options.roles:
         devices = tuple(parse_device(text) for text in options.devices) or discover_devices()
+        names = [device.name for device in devices]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"--devices names {twice} twice: name each device once")
     return NodeInfo(
         node_id=options.name or new_node_name(parts.host_name(), parts.rng),
         incarnation=incarnation,
@@ -135,6 +143,8 @@ async def open_node(
     )
     parts = parts or NodeParts()
     transport = parts.find_transport(options.listen)
+    for address in options.join:
+        parts.find_transport(address)  # one that nobody could ever reach is told now
     async with contextlib.AsyncExitStack() as stack:
         state_dir = stack.enter_context(open_state_directory(options.state_dir))
         listener = await stack.enter_async_context(transport.listen(options.listen, wire))
@@ -144,9 +154,14 @@ async def open_node(
         node = await _compose(options, wire, listener, info, state_dir, stop, parts, stack)
         if options.ready_file is not None:
             _write_ready_file(options.ready_file, node)
-            stack.callback(options.ready_file.unlink, missing_ok=True)
+            stack.callback(_remove_ready_file, options.ready_file)
         get_logger().info(
-            "node_started", node=info.node_id, address=node.address, http=node.http, roles=list(info.roles)
+            "node_started",
+            node=info.node_id,
+            address=node.address,
+            http=node.http,
+            metrics=node.metrics,
+            roles=list(info.roles),
         )
         yield node
 
@@ -165,6 +180,8 @@ async def _compose(
     identity = Identity(info.node_id, info.incarnation)
     outbox = await _open_outbox(identity, wire, parts, stack)
     devices = await _open_devices(info, parts, stack)
+    names = [device.name for device in info.devices]
+    lender = await stack.enter_async_context(lent(options, names, parts.monotonic, stop.now))
     stores = await open_stores(options, state_dir, parts, stack)
     tasks = await stack.enter_async_context(_cancelled_at_exit(devices, control.close))
     wake = _Wake()
@@ -187,12 +204,13 @@ async def _compose(
     )
     outbox.deliver_locally(env.control_address, control.dispatch)
     imports = WorkflowImports(parts.workflows)
-    host, leftovers = _start_host(options, env, control, devices, imports, stores, tasks)
+    host, leftovers = _start_host(options, env, control, devices, imports, stores, tasks, lender)
     copies = _start_store(options, stores, env, control, tasks)
     proxy = _make_proxy(options, env, tasks)
+    metrics = NodeMetrics(env)
     if proxy is not None:
-        http_port = await stack.enter_async_context(_serve_http(options, proxy, parts))
-        info = evolve(info, http=_http_url(options.http, http_port, env.address))
+        serving = serve_proxy(options, proxy, metrics, parts, env.address)
+        info = evolve(info, http=await stack.enter_async_context(serving))
 
     def next_life(at_least: int) -> int:
         return next_incarnation(state_dir, max(at_least, _moment(parts)))
@@ -203,12 +221,21 @@ async def _compose(
     if "manager" in options.roles:
         opening = opening_coordinator(options, parts, state_dir, env.control_address)
         manager = await stack.enter_async_context(ManagerService.open(options, env, imports, opening))
-        manager.attach(control)
-        if proxy is not None:
-            proxy.heartbeat_ages = manager.heartbeat_ages
+        _attach_manager(manager, control, proxy, metrics)
+    metrics.of_node(member, host, stores, copies)
+    metrics_url = await stack.enter_async_context(serve_metrics(options, metrics, parts, env.address))
     draining = Drain(env, member, host, proxy, copies, leftovers).attached(control)
     await _join(control, env, member, proxy, tasks)
-    return Node(options, info, env, member, host, proxy, copies, stores.checkpoints, draining)
+    return Node(options, info, env, member, host, proxy, copies, stores.checkpoints, draining, metrics_url)
+
+
+def _attach_manager(
+    manager: ManagerService, control: ControlService, proxy: ProxyService | None, metrics: NodeMetrics
+) -> None:
+    manager.attach(control)
+    metrics.of_manager(manager)
+    if proxy is not None:
+        proxy.heartbeat_ages = manager.heartbeat_ages
 
 
 async def _open_devices(
@@ -241,9 +268,10 @@ def _start_host(
     imports: WorkflowImports,
     stores: Stores,
     tasks: asyncio.TaskGroup,
+    lender: Lender | None,
 ) -> tuple[ActorHost | None, Leftovers]:
     """The actors of a worker; what outputs are asked of is answered by every node, and asked by every one."""
-    host = ActorHost(env, devices, imports, tasks) if "worker" in options.roles else None
+    host = ActorHost(env, devices, imports, tasks, lender) if "worker" in options.roles else None
     kept = stores.checkpoints
     RetainService(
         env,
@@ -396,37 +424,25 @@ def _make_proxy(options: NodeOptions, env: Environment, tasks: asyncio.TaskGroup
     )
 
 
-def _http_url(text: str, port: int, own: Address) -> str:
-    host = advertised_host(text.rpartition(":")[0], own)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-@contextlib.asynccontextmanager
-async def _serve_http(options: NodeOptions, proxy: ProxyService, parts: NodeParts) -> AsyncIterator[int]:
-    host, _, port = options.http.rpartition(":")
-    app = build_app(
-        proxy, ProxyOptions(body_bytes_max=options.body_bytes_max, redirects_refused=options.redirect_refused)
-    )
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            bound = await stack.enter_async_context(parts.serve_http(app, host, int(port)))
-        except ConfigError as error:
-            if "port" not in error.fields:
-                raise
-            raise ListenFailed(f"--http: {error.message}") from error
-        yield bound
-
-
 def _write_ready_file(path: Path, node: Node) -> None:
     content = {
         "node": node.info.node_id,
         "address": node.address,
         "http": node.http,
+        "metrics": node.metrics,
         "process_id": os.getpid(),
     }
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content), encoding="utf-8")
-    partial.replace(path)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(json.dumps(content), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"--ready-file {str(path)!r} cannot be written: {error}") from error
+
+
+def _remove_ready_file(path: Path) -> None:
+    with contextlib.suppress(OSError):  # whoever took the directory away does not look for the file in it
+        path.unlink()
 
 
 async def run_node(options: NodeOptions, stop: StopSignal) -> bool:
@@ -434,12 +450,18 @@ async def run_node(options: NodeOptions, stop: StopSignal) -> bool:
 
     Raises ``OnePieceError`` if it is the set that told it, and what ``open_node`` raises.
     """
-    async with open_node(options, stop) as node:
-        return await serve_until_stopped(node, stop)
+
+    async def start_and_serve() -> bool:
+        with holding(options.state_dir):
+            async with open_node(options, stop) as node:
+                return await serve_until_stopped(node, stop)
+
+    return await unless_told(stop, start_and_serve()) is not False
 
 
 async def serve_until_stopped(node: Node, stop: StopSignal) -> bool:
     """Wait for the first stop, then drain and say good-bye; says whether nothing was left in hand."""
+    stop.is_serving = True
     await stop.drain.wait()
     get_logger().info("node_draining", node=node.info.node_id, bound_seconds=node.options.drain_seconds)
     drained = await _until_drained(node, stop)

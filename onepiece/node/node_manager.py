@@ -39,6 +39,7 @@ from onepiece.core.membership import (
     Tick,
 )
 from onepiece.core.placement_events import ActorFailed, MoveTold, PlacementConfig, SendAssign, SendUnassign
+from onepiece.core.placement_view import PlacementView
 from onepiece.core.routing import RouteTable
 from onepiece.errors import LeadershipLost, OnePieceError, SchemaMismatch, StoreFull
 from onepiece.log import get_logger
@@ -209,6 +210,15 @@ class ManagerService:
         """Seconds since each node was heard."""
         now = self._now()
         return {node_id: now - heard_at for node_id, heard_at in self._heard_at.items()}
+
+    def placement(self) -> PlacementView | None:
+        """What is wanted to run where, and what does; None if this manager does not lead."""
+        return None if self._machine is None else self._machine.view(self._now())
+
+    def node_states(self) -> Mapping[str, NodeState]:
+        """Each node that the leader knows, the dead ones too; none if this manager does not lead."""
+        members = {} if self._machine is None else self._machine.members
+        return {node_id: member.state for node_id, member in members.items()}
 
     async def take(self, event: ManagerEvent) -> None:
         """Let the machine decide about one event, and carry out what it says."""

@@ -7,6 +7,8 @@ and the file's key are made from its name, so that none of the three can be forg
 import argparse
 import os
 import re
+import shlex
+import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,9 +24,14 @@ from onepiece.errors import ConfigError
 from onepiece.ids import NODE_NAME_CHARACTERS_MAX, is_node_name
 from onepiece.limits import OTHER_SETS_MAX, WEIGHT_MAX, WEIGHT_MIN
 from transports import Address, TransportError
+from transports.ring.layout import PAYLOAD_BYTES_MAX as INBOX_BYTES_MAX
 
 ROLES: Final = ("worker", "proxy", "store", "manager")
 _MIB: Final = 1 << 20
+_SIZE_MAX: Final = 4 << 40
+"""What a database may be told to grow to: address space has an end, too."""
+_INBOX_BYTES_MIN: Final = 4 << 10
+_COUNT_MAX: Final = 1_000_000
 
 
 @frozen
@@ -36,7 +43,11 @@ class NodeOptions:
     advertise: str | None = None
     join: tuple[Address, ...] = ()
     http: str = "127.0.0.1:0"
+    metrics: str | None = None
     devices: tuple[str, ...] = ()
+    lend: tuple[str, ...] = ()
+    lend_idle_seconds: float = 30.0
+    lend_stop_seconds: float = 5.0
     workflows: tuple[str, ...] = ()
     name: str | None = None
     state_dir: Path | None = None
@@ -99,17 +110,38 @@ def _node_name(value: str) -> str:
 
 def _size(value: str) -> int:
     units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-    for unit, factor in units.items():
-        if value.endswith(unit):
-            return _positive_int(value.removesuffix(unit), factor)
-    return _positive_int(value, 1)
+    unit = next((unit for unit in units if value.endswith(unit)), "")
+    try:
+        number = int(value.removesuffix(unit)) * units.get(unit, 1)
+    except ValueError:
+        raise ValueError("write a whole number of bytes, or of KiB, MiB or GiB, as 128MiB") from None
+    return _within(number, 1, _SIZE_MAX)
 
 
-def _positive_int(value: str, factor: int) -> int:
-    number = int(value) * factor
+def _inbox_size(value: str) -> int:
+    return _within(_size(value), _INBOX_BYTES_MIN, INBOX_BYTES_MAX)
+
+
+def _count(value: str) -> int:
+    try:
+        return _within(int(value), 1, _COUNT_MAX)
+    except ValueError as error:
+        raise ValueError(f"write a whole number: {error}") from None
+
+
+def _within(number: int, least: int, most: int) -> int:
     if number <= 0:
         raise ValueError("it must be more than 0")
+    if not least <= number <= most:
+        raise ValueError(f"it must lie between {least} and {most}")
     return number
+
+
+def _host(value: str) -> str:
+    host = value.removeprefix("[").removesuffix("]")
+    if not re.fullmatch(r"[A-Za-z0-9_.:%-]{1,253}", host):
+        raise ValueError("write the name or the address of a host alone, as gpu-3 or 10.0.0.3")
+    return host
 
 
 def _seconds(value: str) -> float:
@@ -159,6 +191,16 @@ def _host_port(value: str) -> str:
     return value
 
 
+def _command(value: str) -> tuple[str, ...]:
+    command = tuple(shlex.split(value))
+    if not command or shutil.which(command[0]) is None:
+        raise ValueError(
+            "it must begin with a program that is here; no shell reads it, so write "
+            "sh -c '...' around what needs one"
+        )
+    return command
+
+
 def _flag(value: str) -> bool:
     if value.lower() not in {"true", "false", "1", "0", "yes", "no"}:
         raise ValueError("write true or false")
@@ -203,10 +245,14 @@ _LIMITS: Final = re.compile(r"([^=]+:[^=]+)=(\d{0,6})\.\.(\d{0,6})", re.ASCII)
 _ROWS: Final = (
     _Row("roles", "what this node does", _roles, "worker,proxy,store,manager"),
     _Row("listen", "where other nodes reach it; port 0 takes a free one", _address, "ADDRESS"),
-    _Row("advertise", "host under which others reach it (where it listens on 0.0.0.0)", _text, "HOST"),
+    _Row("advertise", "host under which others reach it (where it listens on 0.0.0.0)", _host, "HOST"),
     _Row("join", "one or more nodes of the set that have the role manager", _addresses, "ADDRESS,..."),
     _Row("http", "where clients reach its proxy", _host_port, "HOST:PORT"),
+    _Row("metrics", "where its metrics are read, at /metrics; a proxy has them too", _host_port, "HOST:PORT"),
     _Row("devices", "devices of its actors (default: every GPU, else cpu:0)", _text, "cpu:0=4GiB", many=True),
+    _Row("lend", "run this on each device that no actor uses, out of their way", _command, "COMMAND"),
+    _Row("lend_idle_seconds", "how long a device has no actor before that", _seconds, "30"),
+    _Row("lend_stop_seconds", "from SIGTERM to SIGKILL, when an actor comes", _seconds, "5"),
     _Row("workflows", "workflows the manager places", _text, "MODULE:NAME", many=True),
     _Row("name", "its name in the set (default: made from the host and process)", _node_name, "NAME"),
     _Row("state_dir", "where it keeps results and its manager's state", Path, "DIR"),
@@ -216,9 +262,9 @@ _ROWS: Final = (
     _Row("tls_certificate", "certificate chain (PEM) for connections between nodes", _text, "FILE"),
     _Row("tls_key", "its private key (PEM)", _text, "FILE"),
     _Row("tls_authority", "certificates (PEM) that peers must be signed by", _text, "FILE"),
-    _Row("inbox_bytes", "payload ring of each actor; larger messages are pulled", _size, "128MiB"),
+    _Row("inbox_bytes", "payload ring of each actor; larger messages are pulled", _inbox_size, "128MiB"),
     _Row("join_bytes", "memory for inputs that wait for their siblings", _size, "1024MiB"),
-    _Row("copies", "store nodes that keep each result and each accepted request", _size, "2"),
+    _Row("copies", "store nodes that keep each result and each accepted request", _count, "2"),
     _Row("retain_memory_bytes", "outputs kept in memory until the next stage is done", _size, "1024MiB"),
     _Row("retain_disk_bytes", "outputs kept on disk beyond that; then stages wait", _size, "4096MiB"),
     _Row("store_bytes", "byte budget of the result store", _size, "1024MiB"),
@@ -231,13 +277,13 @@ _ROWS: Final = (
     ),
     _Row("result_ttl_seconds", "how long a result is kept", _seconds, "3600"),
     _Row("request_timeout_seconds", "deadline of requests that name none", _seconds, "3600"),
-    _Row("requests_max", "requests in flight that its proxy accepts", _size, "1000"),
+    _Row("requests_max", "requests in flight that its proxy accepts", _count, "1000"),
     _Row("wait_factor", "refuse what would wait this many times its own time", _factor, "0.2"),
     _Row("weights", "who gets how much of a full set", _text, "workflow:NAME=2,tenant:NAME=3", many=True),
     _Row("other_sets", "proxies of other sets, for requests refused here", _text, "URL", many=True),
     _Row("redirect_refused", "send refused requests on to another set (307)", _flag, "true"),
     _Row("body_bytes_max", "largest HTTP body", _size, "64MiB"),
-    _Row("workers", "workers the manager waits for before it places anything", _size, "1"),
+    _Row("workers", "workers the manager waits for before it places anything", _count, "1"),
     _Row("rebalance", "instances move to where the load is: off, advise (only shown) or on", _mode, "advise"),
     _Row("rebalance_seconds", "shortest span of load that decides about a move", _seconds, "60"),
     _Row(
@@ -343,6 +389,9 @@ def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, Any, st
 
 def _read(name: str, raw: Any, place: str) -> Any:
     row = _BY_NAME[name]
+    if any(isinstance(item, str) and not item.strip() for item in (raw if isinstance(raw, list) else [raw])):
+        # A variable that was not set where the command line was written, as a rule: not what was meant.
+        raise ConfigError(f"{place} is empty: give a value, or leave it out")
     if row.many:
         items = raw if isinstance(raw, list) else [raw]
         return tuple(part.strip() for item in items for part in str(item).split(",") if part.strip())
@@ -371,7 +420,10 @@ def _checked(found: dict[str, Any]) -> NodeOptions:
             f"{options.listen} can be reached from other machines, and no secret is set: give every node "
             "the same --secret-file, or say --insecure true on a network you trust"
         )
+    if options.lend and "worker" not in options.roles:
+        raise ConfigError("--lend is for nodes with the role worker: others have no devices to lend")
     weights_of(options.weights)
+    _check_tls(options)
     _check_other_sets(options.other_sets)
     if options.lease_seconds < 4 * options.heartbeat_seconds:
         raise ConfigError(
@@ -387,6 +439,19 @@ def _check_other_sets(urls: Sequence[str]) -> None:
             raise ConfigError(f"--other-sets: {url!r} is not usable: write http://host:port")
     if len(urls) > OTHER_SETS_MAX:
         raise ConfigError(f"--other-sets names {len(urls)}: give {OTHER_SETS_MAX} at most")
+
+
+def _check_tls(options: NodeOptions) -> None:
+    if options.tls_key is not None and options.tls_certificate is None:
+        raise ConfigError("--tls-key is of no use without --tls-certificate: give both, or neither")
+    for name in ("tls_certificate", "tls_key", "tls_authority"):
+        path = getattr(options, name)
+        try:
+            if path is not None:
+                Path(path).read_bytes()
+        except OSError as error:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag}: the file {path!r} cannot be read: {error}") from error
 
 
 def _read_secret(path: Path) -> bytes:

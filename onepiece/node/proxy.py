@@ -11,11 +11,13 @@
     DELETE /v1/requests/{uid}/result     purge the result; idempotent
     GET    /v1/workflows                 what can be submitted
     GET    /v1/nodes                     the members of the set
+    GET    /v1/nodes/{node}              one of them, and what it waits for if it drains
     GET    /v1/placement                 what is wanted and runs, the moves and why
     GET    /v1/admission                 what is let in and refused, and why
     POST   /v1/nodes/{node}/drain        let a node take no new work; idempotent
     POST   /v1/nodes/{node}/resume       let it take work again; idempotent
     GET    /healthz, /readyz             alive; able to serve
+    GET    /metrics                      the node in numbers, for Prometheus
 
 It holds no state of requests: all of that is the node's. ``docs/reference/http.md`` is the reference.
 """
@@ -35,13 +37,16 @@ from onepiece.client.api import describe_workflow, status_to_plain, to_plain
 from onepiece.errors import InvalidInput, NotReady, OnePieceError, UnknownRequest
 from onepiece.ids import is_uid
 from onepiece.log import get_logger
+from onepiece.metrics import Metrics
 from onepiece.node.frontend import Frontend, ResultStream
 from onepiece.node.http_bodies import SubmissionReader
 from onepiece.node.http_boundary import ErrorBoundary
 from onepiece.node.http_events import EventStream, parse_last_event_id
+from onepiece.node.http_metrics import metrics_route
 from onepiece.node.http_options import BodyBudget, ProxyOptions
 from onepiece.node.http_results import ResultResponse, convert, is_converted, parse_range
 from onepiece.node.http_server import serve
+from onepiece.node.request_counts import RefusalCounts
 from onepiece.requests import RequestState
 
 __all__ = ["ProxyApp", "ProxyOptions", "build_app", "serve"]
@@ -52,14 +57,17 @@ LIST_DEFAULT: Final = 100
 _log = get_logger(part="proxy")
 
 
-def build_app(frontend: Frontend, options: ProxyOptions | None = None) -> "ProxyApp":
+def build_app(
+    frontend: Frontend, options: ProxyOptions | None = None, metrics: Metrics | None = None
+) -> "ProxyApp":
     """The ASGI application of a proxy.
 
     Args:
         frontend: The node.
         options: Bounds.
+        metrics: What the node shows of itself; None: nothing.
     """
-    return ProxyApp(frontend, options or ProxyOptions())
+    return ProxyApp(frontend, options or ProxyOptions(), metrics)
 
 
 @define(eq=False)
@@ -68,14 +76,16 @@ class ProxyApp:
 
     frontend: Frontend
     options: ProxyOptions
+    metrics: Metrics | None = None
     stopping: anyio.Event = field(factory=anyio.Event)
-    _budget: BodyBudget = field(init=False)
+    refusals: RefusalCounts = field(factory=RefusalCounts)
+    budget: BodyBudget = field(init=False)
+    boundary: ErrorBoundary = field(init=False)
     _submissions: SubmissionReader = field(init=False)
-    _boundary: ErrorBoundary = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._budget = BodyBudget(self.options.bodies_bytes_max)
-        self._submissions = SubmissionReader(self.frontend, self.options, self._budget)
+        self.budget = BodyBudget(self.options.bodies_bytes_max)
+        self._submissions = SubmissionReader(self.frontend, self.options, self.budget)
         routes = [
             Route("/v1/requests", self.submit, methods=["POST"]),
             Route("/v1/requests", self.list_requests, methods=["GET"]),
@@ -88,30 +98,37 @@ class ProxyApp:
             Route("/v1/nodes", self.nodes, methods=["GET"]),
             Route("/v1/placement", self.placement, methods=["GET"]),
             Route("/v1/admission", self.admission, methods=["GET"]),
+            Route("/v1/nodes/{node}", self.node, methods=["GET"]),
             Route("/v1/nodes/{node}/drain", self.drain, methods=["POST"]),
             Route("/v1/nodes/{node}/resume", self.resume, methods=["POST"]),
             Route("/healthz", self.health, methods=["GET"]),
             Route("/readyz", self.readiness, methods=["GET"]),
         ]
+        if self.metrics is not None:
+            routes.append(metrics_route(self.metrics))
         router = Router(routes, redirect_slashes=False, default=_not_found)
-        self._boundary = ErrorBoundary(router, self.options)
+        self.boundary = ErrorBoundary(router, self.options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         # The router raises its refusals, rather than answer them in plain text, within an "app".
-        await self._boundary(dict(scope) | {"app": self}, receive, send)
+        await self.boundary(dict(scope) | {"app": self}, receive, send)
 
     async def submit(self, request: Request) -> Response:
         """Accept a request."""
-        submission = await self._submissions.read(request)
-        status = await self.frontend.submit(
-            submission.workflow,
-            submission.inputs,
-            timeout_seconds=submission.timeout_seconds,
-            key=submission.key,
-            terms=submission.terms,
-            place=submission.place,
-        )
+        try:
+            submission = await self._submissions.read(request)
+            status = await self.frontend.submit(
+                submission.workflow,
+                submission.inputs,
+                timeout_seconds=submission.timeout_seconds,
+                key=submission.key,
+                terms=submission.terms,
+                place=submission.place,
+            )
+        except OnePieceError as error:
+            self.refusals.note(error, self.frontend.workflows())
+            raise
         return JSONResponse(status_to_plain(status), 202, {"Location": f"/v1/requests/{status.uid}"})
 
     async def list_requests(self, request: Request) -> Response:
@@ -168,7 +185,7 @@ class ProxyApp:
         accept = request.headers.get("accept")
         if not is_converted(stream, accept, self.options.convert_bytes_max):
             return None
-        with self._budget.take(2 * stream.total_bytes):  # the stored form and the other one
+        with self.budget.take(2 * stream.total_bytes):  # the stored form and the other one
             converted = await convert(stream, accept)
             if converted is None:
                 return None
@@ -207,6 +224,10 @@ class ProxyApp:
     async def nodes(self, request: Request) -> Response:
         """The members of the set."""
         return JSONResponse({"nodes": [to_plain(view) for view in self.frontend.nodes()]})
+
+    async def node(self, request: Request) -> Response:
+        """One member, and what it waits for if it drains."""
+        return JSONResponse(to_plain(await self.frontend.node(request.path_params["node"])))
 
     async def placement(self, request: Request) -> Response:
         """What the manager wants to run where, what does, and the moves."""

@@ -195,6 +195,18 @@ class ProxyService:
 
         Raises ``UnknownNode``, ``NodeUnreachable`` if it does not answer, ``NotReady`` if it is stopping.
         """
+        what = f"{node} was told to {'drain' if draining else 'resume'}"
+        view = await self._asked_itself(node, draining, what)
+        if draining:
+            return view if view.state == NodeState.DRAINED else evolve(view, state=NodeState.DRAINING)
+        return evolve(view, state=NodeState.ALIVE)
+
+    async def node(self, name: str) -> NodeView:
+        """One member, with what it waits for if it drains; raises as ``set_draining``."""
+        return await self._asked_itself(name, None, f"{name} was asked what it holds")
+
+    async def _asked_itself(self, node: str, draining: bool | None, what: str) -> NodeView:
+        """The node's view from the routes, and what the node itself says that it waits for."""
         views = {view.node: view for view in self.nodes()}
         view = views.get(node)
         if view is None:
@@ -207,14 +219,12 @@ class ProxyService:
             lambda call: self._env.outbox.post(
                 f"{view.address}/{CONTROL_REGION}", SetDraining(call, reply_to, draining)
             ),
-            what=f"{node} was told to {'drain' if draining else 'resume'}",
+            what=what,
             timeout_seconds=_TOLD_SECONDS,
         )
         if answer.error is not None:
             raise OnePieceError.from_wire(answer.error)
-        if draining:
-            return view if view.state == NodeState.DRAINED else evolve(view, state=NodeState.DRAINING)
-        return evolve(view, state=NodeState.ALIVE)
+        return evolve(view, waits_for=answer.waits_for)
 
     async def placement(self) -> PlacementView:
         """What the manager wants to run where, what does, and the moves.

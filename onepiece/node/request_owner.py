@@ -35,8 +35,9 @@ from onepiece.core.request_events import (
     Tick,
 )
 from onepiece.core.request_record import Holding, Resend, RestoreCheckpoint, Sending, SendInputs
+from onepiece.core.retention import OutputKey
 from onepiece.errors import NotReady, OnePieceError, Overloaded
-from onepiece.graph import WorkflowGraph
+from onepiece.graph import INPUTS, WorkflowGraph
 from onepiece.limits import (
     EVENTS_BYTES_PER_REQUEST_MAX,
     EVENTS_PER_REQUEST_MAX,
@@ -69,6 +70,7 @@ from onepiece.node.misdirected import Misdirected
 from onepiece.node.plans import accepted
 from onepiece.node.quiet_requests import QuietRequests
 from onepiece.node.record_keeper import RecordKeeper
+from onepiece.node.request_counts import RequestCounts
 from onepiece.node.restorer import Restorer
 from onepiece.node.result_reader import ResultReader
 from onepiece.node.stage_reports import decode_report, told_apart
@@ -127,12 +129,13 @@ class RequestOwner:
             events_bytes_max=EVENTS_BYTES_PER_REQUEST_MAX,
             keep_seconds=RECORD_KEEP_SECONDS,
         )
+        self.counts = RequestCounts()
         self._owned: dict[str, _Owned] = {}
         self._followers: dict[str, set[_Follower]] = {}
         self._settled = asyncio.Event()
         self._restorer = Restorer(env, tasks, calls, self._handle)
         self._errors = ErrorKeeper(env, calls, records)
-        self._unstored: dict[str, KeepError] = {}
+        self.unstored: dict[str, KeepError] = {}
         """Errors that have been told and that no store node has taken yet."""
         self._misdirected = Misdirected(env, tasks, records)
         self._quiet = QuietRequests(self._table, results, self._handle, env.monotonic)
@@ -196,7 +199,7 @@ class RequestOwner:
 
         Until then its record is needed: if this node dies, another proxy goes on from there.
         """
-        return self._table.state(uid).is_final and uid not in self._unstored
+        return self._table.state(uid).is_final and uid not in self.unstored
 
     def nodes_died(self, lives: frozenset[str]) -> None:
         """Go on with what these nodes held, from what is retained elsewhere."""
@@ -207,6 +210,7 @@ class RequestOwner:
         """This node was declared dead: others may own its requests by now."""
         for uid in self._table.live_uids():
             self._admission.give_back(uid)
+            self._env.under_way.ended(uid)
         self._table.disown()
         self._owned.clear()
         self._settled.set()
@@ -240,6 +244,7 @@ class RequestOwner:
                     uid=uid,
                 )
             self._own(graph, record, inputs)
+            self.counts.accepted[graph.name] += 1
             self._handle(accepted(graph, record))
         return uid
 
@@ -251,6 +256,7 @@ class RequestOwner:
         holdings: tuple[Holding, ...],
     ) -> None:
         self._own(graph, record, inputs)
+        self.counts.adopted[graph.name] += 1
         self._admission.adopted(record.uid, record.workflow, record.terms, self._env.now())
         accepted_ = accepted(graph, record)
         self._handle(Adopted(accepted_, record.accepted_at, record.adoptions, holdings))
@@ -405,9 +411,12 @@ class RequestOwner:
                     follower.wake.set()
             case Settled(uid):
                 self._admission.give_back(uid)
+                self._env.under_way.ended(uid)
                 owned = self._owned.pop(uid, None)
                 if owned is not None:
-                    if uid not in self._unstored:
+                    told = self._table.events(uid, -1)
+                    self.counts.note_end(owned.graph.name, owned.record.accepted_at, told)
+                    if uid not in self.unstored:
                         if any(spec.checkpoint for spec in owned.graph.stages.values()):
                             self._records.drop_everywhere(uid)  # checkpoints may be on any store node
                         else:
@@ -429,6 +438,7 @@ class RequestOwner:
             self._admission.started(event.uid, event.stage, event.at, now)
         elif event.kind is EventKind.STAGE_FINISHED and event.stage is not None:
             self._admission.finished(event.uid, event.stage, event.at, now)
+            self._env.under_way.done(OutputKey(event.uid, INPUTS, event.stage))
 
     async def _keep_error(self, wanted: KeepError) -> None:
         """An error is stored as a result is, so that every proxy can tell it, and tells the same."""
@@ -437,11 +447,11 @@ class RequestOwner:
         if life != self._env.identity.life:
             return  # others own it, and find what is stored
         if not kept.is_stored:
-            self._unstored[uid] = wanted
+            self.unstored[uid] = wanted
         self._handle(kept.stands)
         if not kept.is_stored:
             await self._errors.keep_late(wanted)
-            if self._unstored.pop(uid, None) is wanted:
+            if self.unstored.pop(uid, None) is wanted:
                 self._records.drop_everywhere(uid)
 
     def _broadcast(self, message: object) -> None:
@@ -466,8 +476,8 @@ class RequestOwner:
             letters = {}
             for sending in sendings:
                 target = targets[sending.target]
-                parts = target.pack(owned.inputs).parts
-                letters[sending.target] = Letter(target, parts, sending.attempt, is_wanted=is_wanted)
+                parts, key = target.pack(owned.inputs).parts, OutputKey(uid, INPUTS, sending.target)
+                letters[sending.target] = Letter(target, parts, sending.attempt, is_wanted=is_wanted, key=key)
             self._handle(Headed(uid, await self._deliver.deliver(letters)))
 
         self._tasks.create_task(self._or_break(uid, send()), name=f"inputs {uid}")

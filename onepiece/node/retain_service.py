@@ -18,6 +18,7 @@ from onepiece.messages import (
 )
 from onepiece.node.control import ControlService
 from onepiece.record_messages import AdoptRequests, HeldRequest, RequestsHeld
+from onepiece.runtime.counts import ASKED
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
 
@@ -78,7 +79,8 @@ class RetainService:
             return
         try:
             is_wanted = functools.partial(self._env.retainer.holds, key)
-            letter = Letter(output.target, output.parts, ask.attempt, is_wanted=is_wanted)
+            letter = Letter(output.target, output.parts, ask.attempt, is_wanted=is_wanted, key=key)
+            self._env.counts.resent[output.target.stage, ASKED] += 1
             life = await self._deliver.send(letter)
         except OnePieceError as error:
             errored = RequestErrored(ask.uid, ask.target, self._env.node_id, error.to_wire())

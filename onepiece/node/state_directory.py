@@ -46,6 +46,40 @@ def open_state_directory(given: Path | None) -> Iterator[Path]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def holding(given: Path | None) -> Iterator[None]:
+    """Keep other processes from using a directory that was given; it is theirs when this one ends, however.
+
+    Two nodes in one would take each other's incarnations and delete what the other one retains. Raises
+    ``ConfigError`` if another process has it. A file system without locks has none.
+    """
+    if given is None or (descriptor := _opened(given)) is None:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"--state-dir {str(given)!r} is in use by another node: give each node its own directory, or "
+                "stop the other node"
+            ) from None
+        except OSError as error:
+            get_logger().warning("state_directory_not_locked", path=str(given), error=str(error))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _opened(directory: Path) -> int | None:
+    """The directory, made if need be; None where that fails, of which ``open_state_directory`` tells."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
 def next_incarnation(directory: Path, at_least: int) -> int:
     """A number above all that this function has returned for this directory, and not below ``at_least``.
 

@@ -5,8 +5,8 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Coroutine, Iterator
+from typing import Any, Final, TypeVar
 
 from attrs import define, field
 
@@ -14,6 +14,9 @@ STOPPED_AT_ONCE: Final = 130
 """Exit status of a node that a second signal stopped."""
 _LAST_SECONDS: Final = 5.0
 """For what a node closes at its end, its temporary files for example: some wait a bounded time themselves."""
+
+
+_T = TypeVar("_T")
 
 
 @define(eq=False)
@@ -24,6 +27,8 @@ class StopSignal:
     now: asyncio.Event = field(factory=asyncio.Event)
     reason: str | None = None
     """Why the set wants this node to stop, if it does."""
+    is_serving: bool = False
+    """The node has started: it drains, rather than end at once, when it is told to stop."""
 
     def order(self, reason: str) -> None:
         """Stop the node since the set will not have it; saying so again changes nothing."""
@@ -35,6 +40,21 @@ class StopSignal:
         if self.drain.is_set():
             self.now.set()
         self.drain.set()
+
+
+async def unless_told(stop: StopSignal, start_and_serve: Coroutine[Any, Any, _T]) -> _T | None:
+    """Start a node and serve until it has stopped; None if it was told to stop while it still started.
+
+    It holds nothing yet then, and some starts take minutes: whatever it was doing is cancelled.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(start_and_serve)
+        told = tasks.create_task(stop.drain.wait())
+        await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not stop.is_serving:
+            running.cancel()
+    return None if running.cancelled() else running.result()
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ unless it is the only one: what it keeps is lost with it. Nor is one that drains
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
@@ -19,9 +19,11 @@ from onepiece.errors import OnePieceError
 from onepiece.log import get_logger
 from onepiece.messages import KIND_CHECKPOINT, STORE_REGION, StageInput
 from onepiece.runtime.outbox import Outbox
+from onepiece.runtime.result_targets import StageTarget
 
 if TYPE_CHECKING:
     from onepiece.runtime.environment import Environment
+    from onepiece.runtime.shipment import Shipment
 
 _KEEP_SECONDS: Final = 10.0
 """How long a store node may take. One that died is noticed sooner; one that hangs holds up no worker, but
@@ -90,13 +92,16 @@ class Checkpoints:
         return [chosen[name] for name in copy_holders(uid, chosen, self.copies)]
 
 
-async def keep_outputs(
-    env: "Environment", uid: str, outputs: Sequence[tuple[StageInput, Packed]], attempt: int
-) -> None:
+async def keep_outputs(env: "Environment", uid: str, shipment: "Shipment", attempt: int) -> None:
     """Have what a stage sends to others kept by store nodes, as far as they take it.
 
     Cancelled: some of it may be kept.
     """
+    outputs = [
+        (target.header, shipment.packed[name])
+        for name, target in shipment.targets.items()
+        if isinstance(target, StageTarget)  # the result store keeps the rest
+    ]
     stores = {node.node_id: node for node in env.routes.table.nodes if "store" in node.roles}
     holders = env.checkpoints.holders(uid, stores, env.node_id)
 

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
@@ -25,9 +25,11 @@ from onepiece.limits import (
 )
 from onepiece.messages import CONTROL_REGION, RequestErrored
 from onepiece.runtime.checkpoints import Checkpoints
+from onepiece.runtime.counts import Counts
 from onepiece.runtime.outbox import Outbox
 from onepiece.runtime.reports import Report
 from onepiece.runtime.retainer import Retainer
+from onepiece.runtime.under_way import UnderWay
 from transports import Address, Geometry, Leniency, Listener, Receiver, open_receiver
 
 _REFUSED_MAX: Final = 1024
@@ -121,7 +123,10 @@ class Inboxes:
         self._listener = listener
         self._clock = clock
         self._rng = rng
-        self._open: dict[Receiver, None] = {}
+        self._open: dict[Receiver, str] = {}
+        """With the name of each."""
+        self.fenced: dict[str, Counter[str]] = {}
+        """Sessions that were fenced, by the kind of the inbox and the reason, since the node began."""
         self._refused: OrderedDict[str, None] = OrderedDict()
 
     @asynccontextmanager
@@ -142,15 +147,21 @@ class Inboxes:
             pulled_bytes_max=pulled_bytes_max,
             clock=self._clock,
             rng=self._rng,
+            fenced=self.fenced.setdefault(kind_of_inbox(name), Counter()),
         )
         async with opening as receiver:
             for life in self._refused:
                 receiver.refuse(life)
-            self._open[receiver] = None
+            self._open[receiver] = name
             try:
                 yield receiver
             finally:
                 self._open.pop(receiver)
+
+    def receivers(self) -> Iterator[tuple[str, Receiver]]:
+        """Those that are open, with their names."""
+        for receiver, name in self._open.items():
+            yield name, receiver
 
     def refuse(self, lives: Iterable[str]) -> None:
         """These lives of nodes are over: what they send is not taken, should they come back."""
@@ -160,6 +171,11 @@ class Inboxes:
                 self._refused.popitem(last=False)
             for receiver in self._open:
                 receiver.refuse(life)
+
+
+def kind_of_inbox(name: str) -> str:
+    """Of which there are few: ``actor`` for ``actor/7``, else the name itself."""
+    return name.partition("/")[0]
 
 
 class Identity:
@@ -203,6 +219,7 @@ class Environment:
     on_change: Callable[[], None]
     """Called when an actor's state changes, so that the manager hears of it at once."""
     retainer: Retainer
+    under_way: UnderWay = field(init=False)
     checkpoints: Checkpoints = field(factory=Checkpoints)
     owners: AdoptedRequests = field(factory=AdoptedRequests)
     """Control address of the owner of requests that have been adopted, by UID."""
@@ -213,9 +230,14 @@ class Environment:
     load_gate: asyncio.Semaphore = field(factory=lambda: asyncio.Semaphore(LOADS_AT_ONCE))
     """Held by each rank of a stage on several devices while it loads."""
     weights: Weights = field(factory=Weights)
+    counts: Counts = field(factory=Counts)
     call_numbers: Iterator[int] = field(init=False)
     """One sequence for the whole node, since several of its parts may be answered by the same kind of
     message. It begins anywhere, since answers to an earlier life may come to this one's address."""
+
+    @under_way.default
+    def _of_the_retainer(self) -> UnderWay:
+        return self.retainer.under_way
 
     @call_numbers.default
     def _from_anywhere(self) -> Iterator[int]:

@@ -23,11 +23,12 @@ from attrs import define, field
 
 from onepiece.codec import CodecError, unpack
 from onepiece.core.routing import ActorRoute
-from onepiece.errors import DeadlineExceeded, OnePieceError, SchemaMismatch
+from onepiece.errors import DeadlineExceeded, OnePieceError, SchemaMismatch, name_of
 from onepiece.graph import WorkflowGraph
 from onepiece.limits import STOPPED_UIDS_MAX, WORKFLOW_PATIENCE_SECONDS
 from onepiece.log import get_logger
 from onepiece.messages import KIND_STAGE_INPUT, OutputHeaded, StageInput, StageWasLost, split_attempt
+from onepiece.runtime.counts import REPEATED, StageCounts
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.request_scheduler import Held, RequestScheduler, StageTask
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
@@ -52,6 +53,7 @@ class Intake:
         scheduler: Where what was taken in waits.
         reporter: How owners are told.
         work: Notified of each change.
+        counts: Where what is dropped, or sent on again, is counted.
         is_running: Whether this graph node of a request runs here now.
         unusable: Why the actor can run nothing any more, if so.
     """
@@ -62,6 +64,7 @@ class Intake:
     scheduler: RequestScheduler
     reporter: StageReporter
     work: Signal
+    counts: StageCounts
     is_running: Callable[[str, str], bool]
     unusable: Callable[[], OnePieceError | None]
     in_hand: int = 0
@@ -129,9 +132,9 @@ class Intake:
         if len(self._stopped) > STOPPED_UIDS_MAX:
             self._stopped.popitem(last=False)
 
-    def is_stopped(self, uid: str) -> bool:
-        """Whether nothing more of a request is to be done."""
-        return uid in self._stopped
+    def why_stopped(self, uid: str) -> OnePieceError | None:
+        """Why nothing more of a request is to be done; None if that is not so."""
+        return self._stopped.get(uid)
 
     def done(self, stage_task: StageTask) -> None:
         """A stage of a request has run here: a repeat of its inputs need not run again."""
@@ -181,6 +184,7 @@ class Intake:
                 self.forward_joins()
         except OnePieceError as error:
             held.release()
+            self.counts.dropped[name_of(error)] += 1
             self.reporter.broke(header, error)  # whoever drives a request that has ended learns of that
             return
         finally:
@@ -239,8 +243,11 @@ class Intake:
             for key in self.env.retainer.targets_of(header.uid, header.node):
                 output = await self.env.retainer.fetch(key)
                 if output is not None:
+                    self.env.counts.resent[output.target.stage, REPEATED] += 1
                     is_wanted = functools.partial(self.env.retainer.holds, key)
-                    letters[key.target] = Letter(output.target, output.parts, attempt, is_wanted=is_wanted)
+                    letters[key.target] = Letter(
+                        output.target, output.parts, attempt, is_wanted=is_wanted, key=key
+                    )
             heading = await ResultDeliver(self.env).deliver(letters)
         except OnePieceError as error:
             self.reporter.broke(header, error)

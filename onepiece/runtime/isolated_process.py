@@ -65,6 +65,7 @@ from onepiece.runtime.isolated_channel import (
     Received,
     read_out,
 )
+from onepiece.runtime.process_exit import described_exit
 from onepiece.runtime.signal import Signal
 from onepiece.runtime.stage_process import Answer, ProcessEnded, Progress, StageNotLoaded, StageProcess
 from onepiece.types import ANY
@@ -258,7 +259,7 @@ class IsolatedProcess(StageProcess):
         status = self._process.wait()
         self._ended_at = self._loop.time()
         self._ended_itself = not self._is_ending or -status not in {0, *self._signals}
-        self._reason = self._reason or _describe(status)
+        self._reason = self._reason or described_exit(status)
         self._exited.set()
         if not self._is_ending:
             get_logger().error(
@@ -397,14 +398,3 @@ def _detail(received: Received) -> Mapping[str, Any]:
     if not isinstance(detail, dict):
         raise CodecError(f"progress with a {type(detail).__name__}")
     return detail
-
-
-def _describe(status: int) -> str:
-    if status >= 0:
-        return f"exited with status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    by_whom = " (by the kernel, if memory ran out)" if -status == signal.SIGKILL else ""
-    return f"was killed by {name}{by_whom}"

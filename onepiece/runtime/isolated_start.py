@@ -66,13 +66,19 @@ def child_device(device: str) -> str:
     return "cuda:0" if device.startswith("cuda") else device
 
 
-def child_environment(device: str, environment: Mapping[str, str], rank: Rank = Rank()) -> dict[str, str]:
-    """The node's environment; of its GPUs only the process's own."""
+def seeing_only(device: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment that shows of all GPUs just this device; one of another kind changes nothing."""
     narrowed = dict(environment)
     kind, _, index = device.partition(":")
     if kind == "cuda":
         visible = [part.strip() for part in environment.get(_VISIBLE, "").split(",") if part.strip()]
         narrowed[_VISIBLE] = visible[int(index)] if int(index) < len(visible) else index
+    return narrowed
+
+
+def child_environment(device: str, environment: Mapping[str, str], rank: Rank = Rank()) -> dict[str, str]:
+    """The node's environment; of its GPUs only the process's own."""
+    narrowed = seeing_only(device, environment)
     return narrowed if rank.world_size == 1 else _LOOPBACK | narrowed
 
 

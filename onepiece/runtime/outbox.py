@@ -15,13 +15,17 @@ whoever sent the message may be gone by then.
 
 import asyncio
 import contextlib
+import functools
 import random
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, Final
 
+from attrs import frozen
+
+from onepiece._repetitions import Repetitions
 from onepiece.codec import encode_control
 from onepiece.errors import NodeUnreachable, PayloadTooLarge
 from onepiece.limits import (
@@ -50,6 +54,10 @@ from transports import (
     transport_for,
 )
 
+OVERFLOW: Final = "overflow"
+"""Too many waited for a peer that takes nothing."""
+PEER_LOST: Final = "peer_lost"
+
 TakenOutput = tuple[str, str, str]
 """UID, source and target."""
 Lost = Callable[[], Coroutine[Any, Any, None]]
@@ -66,11 +74,34 @@ def control_frame(bodies: Iterable[bytes]) -> list[bytes]:
     return parts
 
 
+@frozen
+class LinkView:
+    """A link as it is now."""
+
+    address: str
+    wire: str | None
+    """What carries its bytes, as the transport names it; None: it is not open yet."""
+    not_taken: int
+    """Messages that were sent and that the peer was not seen to take."""
+    queued: int
+    """Control messages and reports that were not sent yet."""
+    lent_bytes: int
+    """Of messages that the peer has not pulled yet."""
+
+
 class _Link:
     """The way to one ring: a sender, what it has not handed over, and queued control messages."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        lost: "Counter[str]",
+        on_lost_words: Callable[[int, str], None] = lambda *_: None,
+    ) -> None:
         self.address = address
+        self._lost = lost
+        self._on_lost_words = on_lost_words
+        """Called with the number of control messages that were lost, and why."""
         self.ready: asyncio.Future[Sender] = asyncio.get_running_loop().create_future()
         self.stop = asyncio.Event()
         self._under_way: OrderedDict[int, tuple[Lost | None, Taken | None]] = OrderedDict()
@@ -122,6 +153,7 @@ class _Link:
         self._queue[replaces] = body
         if len(self._queue) > CONTROL_QUEUE_MAX:
             self._queue.popitem(last=False)
+            self._lost[OVERFLOW] += 1
             get_logger().warning("control_queue_overflow", address=self.address)
         if lingers:
             self._set_alarm()
@@ -188,6 +220,15 @@ class _Link:
         waits = self._owes or self._under_way or self._consumed or len(self._reports)
         return self.stop.is_set() or not waits
 
+    def view(self) -> LinkView:
+        """As it is now."""
+        queued = len(self._queue) + len(self._reports) + len(self._consumed)
+        is_open = self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
+        if not is_open:
+            return LinkView(self.address, None, 0, queued, 0)
+        sender = self.ready.result()
+        return LinkView(self.address, sender.wire, len(sender.undelivered()), queued, sender.lent_bytes)
+
     async def serve(self, opening: AbstractAsyncContextManager[Sender]) -> None:
         """Hold the sender open and send what is queued, until told to stop or the peer is lost."""
         try:
@@ -232,9 +273,8 @@ class _Link:
             self.ready.set_exception(error)
             self.ready.exception()  # seen: nobody may be waiting
         if self._queue:
-            get_logger().warning(
-                "control_messages_lost", address=self.address, count=len(self._queue), error=str(error)
-            )
+            self._lost[PEER_LOST] += len(self._queue)
+            self._on_lost_words(len(self._queue), str(error))
 
     def take_lost(self) -> list[Lost]:
         """What to run for the messages that were not taken, once the link has ended."""
@@ -254,6 +294,9 @@ class Outbox:
         self._local: dict[str, Callable[[object], None]] = {}
         self._is_closing = False
         self._lives = 0
+        self._complaints = Repetitions()
+        self.lost: Counter[str] = Counter()
+        """Control messages that were given up, by the reason."""
         self.on_refused: Callable[[], None] = lambda: None
         """Called when a peer takes nothing from this life of the node any more: it was declared dead."""
 
@@ -350,6 +393,10 @@ class Outbox:
                 return
             await asyncio.sleep(0)  # a link whose sender has ended is about to
 
+    def links(self) -> list[LinkView]:
+        """All of them."""
+        return [link.view() for link in self._links.values()]
+
     def unquiet(self) -> list[str]:
         """Where messages wait to be sent, or to be taken."""
         return [address for address, link in self._links.items() if not link.is_quiet]
@@ -377,12 +424,26 @@ class Outbox:
     def _link(self, address: str) -> _Link:
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = _Link(address)
+            complain = functools.partial(self._complain, address)
+            link = self._links[address] = _Link(address, self.lost, complain)
             link.task = self._tasks.create_task(self._serve(link), name=f"link {address}")
         return link
 
+    def _note_reached(self, address: str, ready: asyncio.Future[Sender]) -> None:
+        if not ready.cancelled() and ready.exception() is None:
+            self._complaints.is_well(address)
+
+    def _complain(self, address: str, count: int, error: str) -> None:
+        """Heartbeats to whoever is not there yet are lost twice a second: that is not said each time."""
+        left_out = self._complaints.worth_saying(address, error, asyncio.get_running_loop().time())
+        if left_out is not None:
+            get_logger().warning(
+                "control_messages_lost", address=address, count=count, error=error, left_out=left_out
+            )
+
     async def _serve(self, link: _Link) -> None:
         life = self._lives
+        link.ready.add_done_callback(lambda ready: self._note_reached(link.address, ready))
         try:
             await link.serve(self._open_link(link.address))
         finally:

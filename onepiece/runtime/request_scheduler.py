@@ -227,6 +227,10 @@ class RequestScheduler:
         """Stage tasks whose deadline has passed; the caller drops their requests."""
         return [stage_task for stage_task in self.all_tasks() if _is_overdue(stage_task, now)]
 
+    def ready_since(self) -> list[float]:
+        """When each of those that wait for a worker had all its inputs."""
+        return [stage_task.arrived_at for stage_task in self._ready]
+
     def uids(self) -> set[str]:
         """The requests with something here."""
         return {stage_task.uid for stage_task in self.all_tasks()}

@@ -1,8 +1,8 @@
 """ResultDeliver: getting a stage's messages to where they go.
 
-Each message goes to an actor of the next stage: of those that take work the one to which this actor
-has the fewest messages under way, or, where inputs of several sources must meet, the one that the
-request's owner named when it accepted the request.
+Each message goes to an actor of the next stage: of those that take work the one to which this node
+has the fewest messages under way (``UnderWay``), or, where inputs of several sources must meet, the one
+that the request's owner named when it accepted the request.
 
 If the actor cannot be reached, or is lost before it took the message, the message goes to another
 one; if there is none, delivery waits for the manager to place one, for a bounded time, and then the
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import define, evolve, field, frozen
 
+from onepiece.core.retention import OutputKey
 from onepiece.core.routing import ActorRoute, rendezvous
 from onepiece.errors import NodeLost, NodeUnreachable, OnePieceError
 from onepiece.limits import DELIVERY_PATIENCE_SECONDS, LOSSES_PER_MESSAGE_MAX
@@ -28,6 +29,7 @@ from onepiece.messages import (
     RequestErrored,
     with_attempt,
 )
+from onepiece.runtime.counts import PEER_LOST
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_targets import StoreTarget, Target
 from transports import Bytes
@@ -40,7 +42,7 @@ class Letter:
     ``attempt`` is the round of the request's owner that it belongs to (``StageProgress.advance``);
     ``on_taken`` is called once the target's ring has handed it over; ``losses`` counts the nodes that were
     lost before that was seen. ``is_wanted`` says whether it is worth being sent again after a loss: not if
-    the request has ended meanwhile.
+    the request has ended meanwhile. With a ``key`` it counts as under way until ``UnderWay`` hears of it.
     """
 
     target: Target
@@ -49,6 +51,7 @@ class Letter:
     on_taken: Callable[[], None] | None = None
     is_wanted: Callable[[], bool] = lambda: True
     losses: int = 0
+    key: OutputKey | None = None
 
 
 @define(eq=False)
@@ -56,8 +59,8 @@ class ResultDeliver:
     """Sends messages on behalf of one actor, or of a proxy."""
 
     env: Environment
-    _under_way: Counter[int] = field(factory=Counter)
-    _turn: int = 0
+    _turns: Counter[str] = field(factory=Counter)
+    """By stage: of two that are sent to by turns each would else get the same one every time."""
 
     async def deliver(self, letters: Mapping[str, Letter]) -> dict[str, str]:
         """Send every message; returns the life of the node that each went to.
@@ -112,7 +115,9 @@ class ResultDeliver:
         parts = letter.parts
         if place.kind != KIND_RESULT:
             parts = with_attempt(parts, letter.attempt, was_lost=letter.losses > 0)
-        self._under_way[place.actor_id] += 1
+        key, under_way = letter.key, self.env.under_way
+        if key is not None and place.kind != KIND_RESULT:
+            under_way.sent(key, place.actor_id)
         try:
             await self.env.outbox.send(
                 place.address,
@@ -121,8 +126,12 @@ class ResultDeliver:
                 on_lost=on_lost,
                 on_taken=letter.on_taken,
             )
-        finally:
-            self._under_way[place.actor_id] -= 1
+        except BaseException:
+            if key is not None:
+                under_way.done(key)
+            raise
+        if key is not None and not letter.is_wanted():
+            under_way.done(key)  # it ended while this was sent: nobody says so again
 
     async def _send_again(self, letter: Letter) -> None:
         """A message was lost with its ring before anybody was seen to take it: send it elsewhere.
@@ -138,6 +147,7 @@ class ResultDeliver:
         try:
             if letter.losses > LOSSES_PER_MESSAGE_MAX:
                 raise self._deadly(letter)
+            self.env.counts.resent[target.stage, PEER_LOST] += 1
             life = await self.send(letter)
         except OnePieceError as error:
             lost = RequestErrored(uid, stage, self.env.node_id, error.to_wire())
@@ -170,8 +180,8 @@ class ResultDeliver:
 
     def choose(self, stage: str) -> ActorRoute | None:
         """An actor for a message that may go to any; None if none takes work."""
-        self._turn += 1
-        return self.env.routes.table.pick(stage, self._under_way, self._turn)
+        self._turns[stage] += 1
+        return self.env.routes.table.pick(stage, self.env.under_way.counts, self._turns[stage])
 
     def _deadly(self, letter: Letter) -> OnePieceError:
         uid = letter.target.header.uid

@@ -10,6 +10,7 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from onepiece.codec import Packed, pack, select, value_to_bytes
+from onepiece.errors import SchemaMismatch
 from onepiece.graph import INPUTS, FromInput, WorkflowGraph
 from onepiece.messages import STORE, ResultInput, StageInput, Trail
 from onepiece.record_messages import RequestRecord
@@ -46,7 +47,14 @@ class InputTarget:
     """The owner keeps the inputs themselves."""
 
     def pack(self, inputs: Mapping[str, Any]) -> Packed:
-        """The message with this node's inputs."""
+        """The message with this node's inputs; raises ``SchemaMismatch`` if they are another version's."""
+        missing = set(self.names.values()) - inputs.keys()
+        if missing:
+            raise SchemaMismatch(
+                f"request {self.header.uid} has no input {min(missing)!r}, which {self.stage} wants: it was "
+                "accepted for another version of its workflow",
+                uid=self.header.uid,
+            )
         return pack(self.header, {name: inputs[source] for name, source in self.names.items()})
 
 
@@ -57,6 +65,8 @@ class StoreTarget:
     header: ResultInput
     path: tuple[int | str, ...]
     is_retained: bool = True
+    stage: str = STORE
+    """As if it were one."""
 
     def pack(self, value: Any) -> Packed:
         """The message with the result: as it is where it is bytes, else in the project's own form."""

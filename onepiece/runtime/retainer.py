@@ -6,7 +6,7 @@ node's own, reads it back when it must be sent again, and lets stages wait for r
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from attrs import frozen
@@ -17,6 +17,7 @@ from onepiece.errors import OnePieceError
 from onepiece.log import get_logger
 from onepiece.runtime.result_targets import Target
 from onepiece.runtime.signal import Signal
+from onepiece.runtime.under_way import UnderWay
 from onepiece.store import ResultStore
 from transports import Bytes
 
@@ -52,6 +53,8 @@ class Retainer:
         self._room = Signal()
         self._sending_bytes = 0
         """Of all outputs on their way: until they have arrived they lie in memory, also if spilled."""
+        self.under_way = UnderWay()
+        """Is told of each output that is let go of."""
         self._targets: dict[OutputKey, Target] = {}
         self._names: dict[OutputKey, str] = {}
         self._serial = itertools.count()
@@ -89,6 +92,31 @@ class Retainer:
             "memory_bytes": self._table.memory_bytes,
             "disk_bytes": self._table.disk_bytes,
         }
+
+    @property
+    def has_room(self) -> bool:
+        """Whether stages may take new work."""
+        return self._has_room()
+
+    @property
+    def memory_bytes_max(self) -> int:
+        """The bound on what is retained in memory, and on what is on its way."""
+        return self._table.memory_bytes_max
+
+    @property
+    def disk_bytes_max(self) -> int:
+        """The bound on what is spilled."""
+        return self._table.bytes_max - self._table.memory_bytes_max
+
+    @property
+    def sending_bytes(self) -> int:
+        """What outputs on their way take in memory."""
+        return self._sending_bytes
+
+    def held(self) -> Iterator[tuple[Target, Place, int]]:
+        """Each output: where it goes, where it lies, and its bytes."""
+        for key, place, length in self._table.entries():
+            yield self._targets[key], place, length
 
     def keys(self) -> tuple[OutputKey, ...]:
         """What is held, oldest first."""
@@ -156,6 +184,7 @@ class Retainer:
     def _forget(self, keys: Sequence[OutputKey], effects: Sequence[RetentionEffect]) -> None:
         for key in keys:
             self._targets.pop(key, None)
+            self.under_way.done(key)
         self._carry_out(effects)
         self._room.notify()
 

@@ -20,6 +20,8 @@ class Running:
     stage_task: StageTask
     context: RunningStage
     task: asyncio.Task[Any]
+    begun_at: float
+    """Monotonic."""
 
 
 @frozen
@@ -31,3 +33,10 @@ class Shipment:
     report: StageReport
     length: int
     """Bytes of all messages."""
+
+    @property
+    def seconds(self) -> float:
+        """How long its stage took."""
+        assert self.report.started_at is not None
+        assert self.report.finished_at is not None
+        return max(0.0, self.report.finished_at - self.report.started_at)

@@ -31,13 +31,15 @@ from onepiece._bounded import described, trace_of
 from onepiece.codec import encode_control
 from onepiece.core.inventory import ActorReport, ActorState, StageWork
 from onepiece.core.retention import OutputKey
-from onepiece.errors import NodeLost, OnePieceError, StageFailed
+from onepiece.errors import NodeLost, OnePieceError, StageFailed, name_of
 from onepiece.graph import StageSpec
 from onepiece.limits import ISOLATED_STARTS_MAX
 from onepiece.log import get_logger
 from onepiece.messages import StageInput
 from onepiece.requests import EventKind
+from onepiece.runtime.actor_load import ActorLoad
 from onepiece.runtime.checkpoints import keep_outputs
+from onepiece.runtime.counts import StageCounts
 from onepiece.runtime.devices import DeviceThreads, torch_name
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.intake import Intake
@@ -45,7 +47,7 @@ from onepiece.runtime.isolated_start import Surroundings
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import RequestScheduler, StageTask
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
-from onepiece.runtime.result_targets import StageTarget, targets_of
+from onepiece.runtime.result_targets import targets_of
 from onepiece.runtime.shipment import Running, Shipment
 from onepiece.runtime.signal import Signal
 from onepiece.runtime.stage_reporter import StageReporter
@@ -91,12 +93,14 @@ class StageActor:
     _loaded_state: Any = None
     _reload: asyncio.Lock = field(factory=asyncio.Lock)
     _work_done: StageWork = field(init=False)
+    _counts: StageCounts = field(init=False)
     _idle_deaths: int = 0
     """Of the stage's process, in a row."""
 
     def __attrs_post_init__(self) -> None:
         self._scheduler = RequestScheduler.weighted(self.env.join_bytes, self.env.weights)
         self._work_done = StageWork(concurrency=self.spec.concurrency)
+        self._counts = self.env.counts.of_stage(self.stage.key, self.device)
         self._reporter = StageReporter(self.actor_id, self.env)
         self._worker = TaskWorker(self.stage, self.threads)
         self._intake = Intake(
@@ -106,6 +110,7 @@ class StageActor:
             self._scheduler,
             self._reporter,
             self._work,
+            self._counts,
             is_running=lambda uid, node: (uid, node) in self._running or (uid, node) in self._computed,
             unusable=lambda: self._not_loaded() if self.state is ActorState.FAILED else None,
         )
@@ -114,6 +119,11 @@ class StageActor:
     def spec(self) -> StageSpec:
         """The stage's schema."""
         return self.stage.spec
+
+    @property
+    def device(self) -> str:
+        """What it runs on, in words."""
+        return ", ".join(self.devices) or self.threads.name
 
     def report(self) -> ActorReport:
         """What the next heartbeat says of this actor."""
@@ -197,6 +207,7 @@ class StageActor:
         around = Surroundings(self.env.node_id, tasks, load_gate=self.env.load_gate)
         self._loaded = LoadedStage(self.stage, self.threads, around, self.devices)
         begun_at = self.env.monotonic()
+        self._counts.loads += 1
         try:
             self._loaded_state = await self._loaded.load(context)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
@@ -246,6 +257,7 @@ class StageActor:
         error = self._not_loaded()
         for uid in self._scheduler.uids():
             for stage_task in self._scheduler.drop(uid):
+                self._counts.dropped[name_of(error)] += 1
                 self._reporter.broke(stage_task.header, error)
                 stage_task.release()
 
@@ -263,23 +275,9 @@ class StageActor:
         """Routes have changed: inputs that meet elsewhere now are sent there."""
         self._intake.forward_joins()
 
-    def held_work(self) -> list[StageInput]:
-        """A header for each stage of a request that is here and not done."""
-        stage_tasks = [
-            *self._scheduler.all_tasks(),
-            *(running.stage_task for running in self._running.values()),
-        ]
-        return [stage_task.header for stage_task in stage_tasks]
-
-    def active_of(self, uid: str) -> dict[str, str]:
-        """What is queued or runs of a request, by graph node."""
-        found = {
-            stage_task.node: "queued"
-            for stage_task in self._scheduler.all_tasks()
-            if stage_task.uid == uid and stage_task.is_ready
-        }
-        found.update({node: "running" for running_uid, node in self._running if running_uid == uid})
-        return found
+    def load(self) -> ActorLoad:
+        """What it has in hand now, and has done."""
+        return ActorLoad(self._scheduler, self._running, self._leaving, self._work_done, self._counts)
 
     # --- working -------------------------------------------------------------------------------
 
@@ -316,16 +314,21 @@ class StageActor:
             self.env.report(header.owner, begun)
         task = asyncio.current_task()
         assert task is not None
-        running = self._running[stage_task.uid, stage_task.node] = Running(stage_task, context, task)
+        running = Running(stage_task, context, task, begun_at)
+        self._running[stage_task.uid, stage_task.node] = running
         try:
             outcome = await self._worker.execute(
                 stage_task, context, package, lambda error: self._reporter.broke(header, error), announce
             )
+        except asyncio.CancelledError:  # the actor itself ends
+            self._counts.ran_in_vain(NodeLost.__name__, self.env.monotonic() - begun_at)
+            raise
         finally:
             if self._running.get((stage_task.uid, stage_task.node)) is running:
                 del self._running[stage_task.uid, stage_task.node]
         if outcome.shipment is None:
             assert outcome.error is not None
+            self._counts.ran_in_vain(name_of(outcome.error), self.env.monotonic() - begun_at)
             if not self._is_ending:  # that is not the request's fault, which goes on elsewhere
                 self._reporter.broke(header, outcome.error)
             return outcome.is_dirty
@@ -367,8 +370,10 @@ class StageActor:
         Those of a checkpointed stage are kept by store nodes as well, before the stage counts as finished:
         whoever takes them need not wait for that.
         """
-        if self._intake.is_stopped(stage_task.uid):
-            return  # it has ended since: what is retained behind that word, nobody would let go of
+        stopped = self._intake.why_stopped(stage_task.uid)
+        if stopped is not None:  # what is retained behind that word, nobody would let go of
+            self._counts.put_out_in_vain(name_of(stopped), shipment.seconds)
+            return
         open_ends = set(shipment.targets) | ({_CHECKPOINT} if self.spec.checkpoint else set())
 
         def settle(name: str) -> None:
@@ -380,12 +385,12 @@ class StageActor:
         for name, target in shipment.targets.items():
             packed = shipment.packed[name]
             is_wanted: Callable[[], bool] = _always
-            if target.is_retained:
-                key = OutputKey(stage_task.uid, stage_task.node, name)
+            key = OutputKey(stage_task.uid, stage_task.node, name) if target.is_retained else None
+            if key is not None:
                 self.env.retainer.hold(key, target, packed)
                 is_wanted = functools.partial(self.env.retainer.holds, key)
             on_taken = functools.partial(settle, name)
-            letters[name] = Letter(target, packed.parts, stage_task.attempt, on_taken, is_wanted)
+            letters[name] = Letter(target, packed.parts, stage_task.attempt, on_taken, is_wanted, key=key)
         self._intake.done(stage_task)
         if self.spec.checkpoint:
             heading = await self._deliver_and_checkpoint(stage_task, shipment, deliver, letters, settle)
@@ -417,12 +422,7 @@ class StageActor:
     async def _checkpoint(
         self, stage_task: StageTask, shipment: "Shipment", settle: Callable[[str], None]
     ) -> None:
-        outputs = [
-            (target.header, shipment.packed[name])
-            for name, target in shipment.targets.items()
-            if isinstance(target, StageTarget)  # the result store keeps the rest
-        ]
-        await keep_outputs(self.env, stage_task.uid, outputs, stage_task.attempt)
+        await keep_outputs(self.env, stage_task.uid, shipment, stage_task.attempt)
         settle(_CHECKPOINT)
 
     def _consumed(self, stage_task: StageTask) -> None:
@@ -442,7 +442,7 @@ class StageActor:
             ),
             "received_bytes": stage_task.received_bytes,
             "compute_seconds": compute_seconds,
-            "device": ", ".join(self.devices) or self.threads.name,
+            "device": self.device,
         }
         report = self._reporter.report_of(stage_task, started_at, now, detail)
         graph = self.env.routes.graphs[stage_task.workflow]
@@ -455,6 +455,7 @@ class StageActor:
         """Drop what is queued for the request, interrupt what runs, refuse what comes later."""
         self._intake.stop(uid, reason)
         for stage_task in self._scheduler.drop(uid):
+            self._counts.dropped[name_of(reason)] += 1
             stage_task.release()
         for (running_uid, _), running in list(self._running.items()):
             if running_uid == uid:

@@ -16,6 +16,7 @@ from typing import Any
 
 from onepiece._bounded import described
 from onepiece.errors import ConfigError, OnePieceError, SchemaMismatch
+from onepiece.runtime.unjoined import in_unjoined_thread
 from onepiece.workflow import Workflow, load_workflow
 
 
@@ -64,8 +65,7 @@ class WorkflowImports:
         async with self._lock:  # two imports at once gain nothing and confuse some libraries
             found = self._imported.get(reference)
             if found is None:
-                loop = asyncio.get_running_loop()
-                found = await loop.run_in_executor(None, import_workflow, reference)
+                found = await in_unjoined_thread(import_workflow, reference)
                 self._imported[reference] = found
         if digest is not None and found.graph.digest != digest:
             raise SchemaMismatch(

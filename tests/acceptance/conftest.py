@@ -23,8 +23,9 @@ _WORKFLOWS = (
 
 @pytest.fixture(scope="session")
 def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeSet]:
-    """A seed and four workers, which tests share that leave it as it was."""
-    with start_set(*_WORKFLOWS, directory=tmp_path_factory.mktemp("five") / "set") as a_set:
+    """A seed and four workers, which tests share that leave it as it was; all show metrics."""
+    directory = tmp_path_factory.mktemp("five") / "set"
+    with start_set(*_WORKFLOWS, directory=directory, worker_options=("--metrics", "127.0.0.1:0")) as a_set:
         yield a_set
 
 

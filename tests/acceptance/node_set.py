@@ -115,6 +115,12 @@ class NodeProcess:
         return str(self.wait_listening()["http"])
 
     @property
+    def metrics(self) -> str:
+        """Where its metrics are read."""
+        found = self.wait_listening()
+        return str(found["metrics"] or f"{found['http']}/metrics")
+
+    @property
     def node_id(self) -> str:
         """Its name in the set."""
         return str(self.wait_listening()["node"])
@@ -122,8 +128,8 @@ class NodeProcess:
     @property
     def ports(self) -> set[int]:
         """What it listens on, as far as it has said so."""
-        places = [self._ready.get("address"), self._ready.get("http")]
-        return {Address.parse(place).port for place in places if place}
+        places = [self._ready.get(name) for name in ("address", "http", "metrics")]
+        return {Address.parse(place.removesuffix("/metrics")).port for place in places if place}
 
     def wait_listening(self) -> Mapping[str, Any]:
         """Wait for its ready file; what that says."""

@@ -12,7 +12,7 @@ from onepiece.testing import stage_context
 from stages.parallel_denoise import STEPS_MAX, WIDTH, Denoiser, denoise_alone, draw_noise
 from tests.acceptance.http_api import Api
 from tests.acceptance.node_set import NodeProcess, eventually, open_set
-from tests.runtime.rig import is_alive
+from tests.runtime.rig import children, is_alive
 
 TOKENS, STEPS, SEED = 37, 6, 5
 """So many tokens that the ranks have shares of different sizes."""
@@ -20,10 +20,7 @@ TOKENS, STEPS, SEED = 37, 6, 5
 
 def helpers(node: NodeProcess) -> set[int]:
     """The processes that a node has started."""
-    found = set()
-    for task in Path(f"/proc/{node.pid}/task").iterdir():
-        found |= {int(child) for child in (task / "children").read_text().split()}
-    return found
+    return children(node.pid)
 
 
 def under_way(api: Api) -> str:

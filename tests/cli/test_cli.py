@@ -304,6 +304,8 @@ async def test_nobody_there_has_an_exit_code(capsys: pytest.CaptureFixture[str])
         ["list", "--state", "lost"],
         ["bench", "speed"],
         ["nodes", "--server", "ftp://x"],
+        ["drain", "n1", "--timeout", "nan"],
+        ["drain", "n1", "--timeout", "-1"],
     ],
 )
 def test_a_wrong_command_is_usage(argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,6 +340,27 @@ async def test_what_cannot_be_printed_is_kept(capsys: pytest.CaptureFixture[str]
         assert await the.run("submit", "echo", "--input", "text=x") == 0
         assert not the.out
         assert f"onepiece result {the.only} -o FILE" in the.err
+        assert not the.frontend.requests_by_uid[the.only].is_purged
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("{} >/dev/full", exits.USAGE),
+        ("{} >&-", exits.OK),
+        ("PYTHONIOENCODING=ascii {}", exits.OK),
+    ],
+)
+async def test_what_was_not_printed_is_kept(
+    command: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk behind standard output, none at all, or one that has no sign for it."""
+    async with served(capsys, lambda name, inputs: "\N{SKULL AND CROSSBONES}") as the:
+        submit = f"{sys.executable} -m onepiece.cli submit echo --input text=x --quiet --server {the.url}"
+        ended = await anyio.run_process(command.format(submit), env=ENVIRONMENT, check=False)
+        said = ended.stderr.decode()
+        assert (ended.returncode, "Traceback" in said) == (code, False), said
+        assert ("is kept" in said) is (code == exits.OK)
         assert not the.frontend.requests_by_uid[the.only].is_purged
 
 
@@ -432,6 +455,31 @@ async def test_an_interrupted_submit_cancels_its_request(capsys: pytest.CaptureF
                 await process.wait()
         assert (await the.frontend.status(the.only)).state.value == "cancelled"
         assert b"Traceback" not in rest
+
+
+async def test_drain_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, not with each look; when time is over the exit code says that it has not drained."""
+    async with served(capsys) as the:
+        view = NodeView("n1", 1, "tcp://h:1", None, ["worker"], "alive", ["cpu:0"], [], 1, 0.5, ("a", "b"))
+        the.frontend.node_views = [view]
+        assert await the.run("drain", "n1", "--timeout", "1.5") == exits.FAILED
+        assert (the.out, the.err) == ("n1 draining\n", "n1 waits for a; b\n")
+
+
+async def test_drain_ends_when_somebody_resumes_the_node(capsys: pytest.CaptureFixture[str]) -> None:
+    """It does not wait for what nobody wants any more."""
+    async with served(capsys) as the:
+        the.frontend.node_views = [
+            NodeView("n1", 1, "tcp://h:1", None, ["worker"], "alive", ["cpu:0"], [], 1, 0.5, ("work",))
+        ]
+        asked = the.frontend.asked_nodes
+        drained = asyncio.ensure_future(the.run("drain", "n1"))
+        with anyio.fail_after(30):
+            while not asked:  # noqa: ASYNC110 - a fake
+                await asyncio.sleep(0.01)
+            await the.frontend.set_draining("n1", draining=False)
+            assert await drained == exits.REJECTED
+        assert "was told to resume" in the.err
 
 
 @pytest.mark.parametrize("subject", sorted(BENCHES))

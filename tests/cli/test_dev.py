@@ -87,6 +87,20 @@ async def test_a_file_of_ones_own_is_served_and_stopped(
         assert "Traceback" not in rest
 
 
+async def test_ctrl_c_does_not_wait_for_an_import(tmp_path: Path) -> None:
+    """One that never returns; nothing is served yet, so nothing has to be drained."""
+    (tmp_path / "endless.py").write_text(
+        "import sys, threading\nprint('imports', file=sys.stderr, flush=True)\nthreading.Event().wait()\n"
+    )
+    async with dev(tmp_path, "endless:flow", "--http", "127.0.0.1:0") as process:
+        assert process.stderr is not None
+        with anyio.fail_after(50):
+            assert await process.stderr.readline() == b"imports\n"
+            process.send_signal(signal.SIGINT)
+            assert await process.stderr.read() == b""
+            assert await process.wait() == 0
+
+
 async def test_a_free_port_is_named_when_it_is_ready(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

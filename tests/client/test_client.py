@@ -30,6 +30,7 @@ from onepiece.errors import (
     RequestCancelled,
     ResultGone,
     StageFailed,
+    UnknownNode,
     UnknownRequest,
     UnknownWorkflow,
 )
@@ -209,6 +210,17 @@ async def test_leaving_the_events_can_cancel_the_request() -> None:
             assert (await anext(events)).kind is EventKind.ACCEPTED
         with anyio.fail_after(10):
             assert (await handle.wait()).state is RequestState.CANCELLED
+
+
+async def test_no_name_leads_to_another_path() -> None:
+    """What is no UID and no node's name is told here: as part of a path it could mean anything."""
+    async with served() as the:
+        for text in ("../nodes", "..", "", "a/b", "%2e%2e"):
+            with pytest.raises(UnknownRequest, match="no UID"):
+                the.client.attach(text)
+            for call in (the.client.drain, the.client.resume, the.client.node):
+                with pytest.raises(UnknownNode, match="no name of a node"):
+                    await call(text)
 
 
 async def test_unknown_requests_are_told() -> None:
@@ -424,7 +436,7 @@ async def test_a_closed_client_says_so() -> None:
 
         def use() -> None:
             with onepiece.connect_blocking(the.url) as blocking:
-                handle = blocking.attach("nobody")
+                handle = blocking.attach("0" * 26)
             for call in (blocking.nodes, lambda: blocking.submit(echo(text="x")), handle.status):
                 with pytest.raises(OnePieceError, match="cannot be used here"):
                     call()

@@ -6,6 +6,7 @@ retaining is for.
 """
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from attrs import frozen
 import onepiece
 from onepiece.client import Client
 from onepiece.messages import STORE
+from onepiece.runtime.counts import ASKED, CHECKPOINT, PEER_LOST
 from tests.node import hop_stages
 from tests.node.hop_crashes import HopSet, Trap, open_hop_set, set_trap
 from tests.node.proxy_set import until
@@ -33,6 +35,8 @@ class Case:
     source: str = "refine"
     target: str = "render"
     workflow: str = "film"
+    resent: tuple[str, ...] = ()
+    """Why the output of the hop was sent again, as metrics have it: one of these."""
 
     @property
     def runs(self) -> dict[str, int]:
@@ -60,12 +64,12 @@ CASES = (
     Case("reserved", "receiver"),
     Case("written", "receiver"),
     Case("committed", "receiver"),
-    Case("taken", "receiver"),
+    Case("taken", "receiver", resent=(PEER_LOST, ASKED)),
     Case("running", "receiver", render=2),
     # Both sides of the edge are gone: draw's output was let go when refine's was taken.
     Case("running", "both", draw=2, refine=2, render=2),
     # A dead decoder never costs a finished denoise: it comes from the store nodes, if one still has it.
-    Case("running", "both", render=2, workflow="film_kept"),
+    Case("running", "both", render=2, workflow="film_kept", resent=(CHECKPOINT,)),
     Case("running", "both and a store", render=2, workflow="film_kept"),
     Case("running", "both and the owner", render=2, workflow="film_kept"),
     Case("running", "both and every checkpoint", draw=2, refine=2, render=2, workflow="film_kept"),
@@ -124,6 +128,11 @@ def _receiver(a_set: HopSet, trap: Trap) -> str:
     )
 
 
+def resent(a_set: HopSet) -> Counter[tuple[str, str]]:
+    """The outputs that living nodes have sent again, by where they go and why."""
+    return sum((living.node.env.counts.resent for living in a_set.living.values()), Counter())
+
+
 async def result_of(client: Client, workflow: str, key: str) -> str:
     """Submit, again with the same key if the proxy dies meanwhile, and wait for the result."""
     handle = await client.submit(workflow, {"text": "ahoy"}, timeout=REQUEST_SECONDS, key=key)
@@ -149,6 +158,10 @@ async def test_death_at_each_moment_of_a_hop(
                 trap.let_go.set()
             assert request.result() == "ahoy, drawn, refined, rendered"
             assert dict(hop_stages.runs) == case.runs
+            if case.resent:
+                counted = resent(a_set)
+                target = f"tests.node.hop_stages:{case.target}"
+                assert sum(counted[target, reason] for reason in case.resent) >= 1, counted
             hop_stages.hooks.clear()
             again = await result_of(client, case.workflow, "order-18")
             assert again == "ahoy, drawn, refined, rendered", "rings are blocked"

@@ -69,6 +69,11 @@ async def test_the_last_worker_that_drains_serves_on_and_is_not_called_drained(t
         await until(lambda: nodes[2].host is not None and nodes[2].host.is_idle)
         assert not nodes[2].draining.holds_nothing()
         assert {node.node: node.state for node in await client.nodes()}[two] == "draining"
+        stages = ", ".join(f"tests.node.hop_stages:{stage}" for stage in ("draw", "refine", "render"))
+        await until(lambda: nodes[2].env.retainer.metrics()["outputs"] == 0)
+        assert list((await client.node(two)).waits_for) == [
+            f"stages that no other worker has room for ({stages})"
+        ]
         await client.resume(one)
         await becomes(client, two, "drained")
 

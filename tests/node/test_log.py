@@ -55,6 +55,18 @@ def test_libraries_write_into_the_same_stream() -> None:
     assert "the cable is out" in line["exception"]
 
 
+def test_what_a_library_repeats_is_left_out() -> None:
+    """A thousand equal lines are one; another one from the same place is written."""
+    stream = io.StringIO()
+    configure("json", "info", stream)
+    for message in ["no descriptors"] * 1000 + ["no memory"]:
+        logging.getLogger("asyncio").error("%s", message)
+    assert [json.loads(text)["message"] for text in stream.getvalue().splitlines()] == [
+        "no descriptors",
+        "no memory",
+    ]
+
+
 @pytest.mark.parametrize("way", ["closed", "reader gone"])
 def test_a_stream_that_takes_no_more_stops_nobody(way: str) -> None:
     """Whoever logs goes on where ``| head`` has read enough, or the stream was closed."""

@@ -24,6 +24,7 @@ def held(node: Node) -> dict[str, Any]:
     found["retained outputs"] = env.retainer.keys()
     found["spilled names"] = env.retainer._names
     found["targets of retained outputs"] = env.retainer._targets
+    found["messages under way"] = env.under_way
     found["checkpoints on their way"] = env.checkpoints._waiting
     for address, link in env.outbox._links.items():
         found[f"messages that {address} has not taken"] = link._under_way

@@ -57,7 +57,11 @@ def test_every_option_can_be_given_in_each_way(tmp_path: Path) -> None:
         "listen": "tcp://127.0.0.1:7070",
         "join": "tcp://127.0.0.1:7071",
         "http": "127.0.0.1:7080",
+        "metrics": "127.0.0.1:9100",
         "devices": "cpu:0=1GiB,cpu:1=1GiB",
+        "lend": "sh -c 'sleep 1, 2'",
+        "lend_idle_seconds": "1.5",
+        "lend_stop_seconds": "2.5",
         "workflows": "a:b,c:d",
         "insecure": "true",
         "inbox_bytes": "1MiB",
@@ -67,6 +71,10 @@ def test_every_option_can_be_given_in_each_way(tmp_path: Path) -> None:
         "log_level": "error",
         "log_json": "yes",
         "secret_file": str(secret),
+        "tls_certificate": str(secret),
+        "tls_key": str(secret),
+        "tls_authority": str(secret),
+        "advertise": "gpu-3.example",
         "heartbeat_seconds": "0.25",
         "store_durability": "power",
         "rebalance": "on",
@@ -78,11 +86,12 @@ def test_every_option_can_be_given_in_each_way(tmp_path: Path) -> None:
     }
     for row in node_options._ROWS:
         text = texts.get(row.name, "7")
-        by_flag = read_options([f"--{row.name.replace('_', '-')}", text], {})
-        by_variable = read_options([], {f"ONEPIECE_{row.name.upper()}": text})
+        beside = ["--tls-certificate", str(secret)] if row.name == "tls_key" else []
+        by_flag = read_options([f"--{row.name.replace('_', '-')}", text, *beside], {})
+        by_variable = read_options(beside, {f"ONEPIECE_{row.name.upper()}": text})
         file = tmp_path / "node.toml"
         file.write_text(f"{row.name} = {text!r}\n")
-        by_file = read_options(["--config", str(file)], {})
+        by_file = read_options(["--config", str(file), *beside], {})
         assert by_flag == by_variable == by_file, row.name
         assert by_flag != NodeOptions(), row.name
 
@@ -143,6 +152,10 @@ def test_lists_in_all_ways(tmp_path: Path) -> None:
         (["--inbox-bytes", "0"], ["--inbox-bytes", "more than 0"]),
         (["--inbox-bytes", "12 parsecs"], ["--inbox-bytes", "parsecs"]),
         (["--inbox-bytes=-1MiB"], ["--inbox-bytes"]),
+        (["--lend", "no-such-program-is-here"], ["--lend", "program"]),
+        (["--lend", ""], ["--lend is empty"]),
+        (["--lend", "sh -c 'open"], ["--lend", "open"]),
+        (["--lend", "sh", "--roles", "proxy,manager"], ["--lend", "worker"]),
         (["--store-durability", "some"], ["--store-durability", "some"]),
         (["--workers", "many"], ["--workers", "many"]),
         (["--insecure", "maybe"], ["--insecure", "true or false"]),
@@ -150,6 +163,19 @@ def test_lists_in_all_ways(tmp_path: Path) -> None:
         (["--secret-file", "/nowhere/secret"], ["/nowhere/secret"]),
         (["--listen", "tcp://0.0.0.0:7070"], ["--secret-file", "--insecure"]),
         (["--config", "/nowhere/node.toml"], ["/nowhere/node.toml"]),
+        (["--inbox-bytes", "1"], ["--inbox-bytes", "between 4096"]),
+        (["--inbox-bytes", "5GiB"], ["--inbox-bytes", "4294967296"]),
+        (["--store-bytes", "99999999999999999999"], ["--store-bytes", "between 1 and"]),
+        (["--checkpoint-bytes", "5000GiB"], ["--checkpoint-bytes"]),
+        (["--copies", "1MiB"], ["--copies", "a whole number"]),
+        (["--copies", "x"], ["--copies", "a whole number"]),
+        (["--advertise", "a b"], ["--advertise", "host alone"]),
+        (["--advertise", "tcp://a:1"], ["--advertise", "host alone"]),
+        (["--tls-key", "/dev/null"], ["--tls-key", "--tls-certificate"]),
+        (["--tls-certificate", "/nowhere/c.pem"], ["--tls-certificate", "/nowhere/c.pem"]),
+        (["--state-dir", ""], ["--state-dir is empty"]),
+        (["--join", " "], ["--join is empty"]),
+        (["--workflow", ""], ["--workflows is empty"]),
     ],
 )
 def test_nonsense_is_named(argv: list[str], words: list[str]) -> None:
@@ -175,6 +201,12 @@ def test_bad_file_is_named(tmp_path: Path, content: bytes, words: list[str]) -> 
     message = refused(["--config", str(file)])
     for word in words:
         assert word in message, message
+
+
+def test_empty_variable_is_named() -> None:
+    """It was not set where a start script names it: neither zero, nor the current directory."""
+    assert "ONEPIECE_STATE_DIR is empty" in refused([], {"ONEPIECE_STATE_DIR": ""})
+    assert "ONEPIECE_WORKFLOWS is empty" in refused([], {"ONEPIECE_WORKFLOWS": " "})
 
 
 def test_bad_variable_is_named() -> None:

@@ -384,6 +384,17 @@ async def test_workflows_are_described() -> None:
         assert "render" in described["stages"]
 
 
+@pytest.mark.parametrize(
+    "tags", [["t" * 900] * 400, ["t" * 2000] * 1100], ids=["more than a header holds", "too many long texts"]
+)
+async def test_inputs_that_no_message_holds_are_refused_by_name(tags: list[str]) -> None:
+    """Each fits the bounds of its type; together they have no form on the wire, which is no fault of ours."""
+    async with proxy() as served:
+        wire = {"workflow": "movie", "inputs": {"prompt": "p", "tags": tags}}
+        refused = refusal(await served.http.post("/v1/requests", json=wire), 422, "InvalidInput", "'tags'")
+        assert refused["fields"]["field"] == "tags"
+
+
 async def test_nodes_are_listed() -> None:
     """Each node's view is given as it is."""
     async with proxy() as served:

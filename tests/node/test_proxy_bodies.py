@@ -42,11 +42,19 @@ async def test_a_client_that_waits_to_continue_is_told_to() -> None:
         await raw.close()
 
 
-async def test_a_client_that_writes_before_it_reads_gets_to_see_the_rejection() -> None:
-    """The body of a rejected request is read away, so that the answer arrives and not a reset."""
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+async def test_a_client_that_writes_before_it_reads_gets_to_see_the_rejection(connection: str) -> None:
+    """The body of a rejected request is read away, so that the answer arrives and not a reset.
+
+    Also where the client wants the connection closed, as many small ones do.
+    """
     async with proxy() as served:
         served.frontend.rejection = Overloaded("17 in flight")
-        answer = await served.http.post("/v1/requests?workflow=echo", files={"text": ("f", bytes(40 << 20))})
+        answer = await served.http.post(
+            "/v1/requests?workflow=echo",
+            files={"text": ("f", bytes(40 << 20))},
+            headers={"Connection": connection},
+        )
         assert answer.status_code == 429
         served.frontend.rejection = None
         await served.submit()

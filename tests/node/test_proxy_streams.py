@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from onepiece.errors import InvalidInput
+from onepiece.log import captured
 from onepiece.node.http_events import format_event, parse_last_event_id
 from onepiece.node.http_results import Span, parse_range
 from onepiece.node.proxy import ProxyOptions
@@ -187,13 +188,17 @@ def test_ranges_are_parsed(text: str | None, total: int, expected: Span | None) 
 
 
 async def test_a_store_lost_amid_a_result_breaks_the_connection() -> None:
-    """The client sees that the body is not whole, and the result is not purged."""
+    """The client sees that the body is not whole, and the result is not purged; the log says why."""
+    said: list[tuple[str, str | None]] = []
     async with proxy() as served:
         uid = await served.submit()
         served.frontend.finish(uid, VIDEO, "video/mp4")
         served.frontend.break_result_after = 8192
-        with pytest.raises(httpx.RemoteProtocolError):
-            await served.http.get(f"/v1/requests/{uid}/result")
+        with captured(lambda event: said.append((event["event"], event.get("why")))):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await served.http.get(f"/v1/requests/{uid}/result")
+            await until(lambda: bool(said))
+        assert said == [("http_response_broken_off", "the store is lost")]
         assert not served.frontend.requests_by_uid[uid].is_purged
         assert (await served.http.get(f"/v1/requests/{uid}/result")).content == VIDEO
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from onepiece.errors import ConfigError
-from onepiece.node.state_directory import next_incarnation, open_state_directory
+from onepiece.node.state_directory import holding, next_incarnation, open_state_directory
 
 HOLD = """
 import sys
@@ -138,3 +138,22 @@ def test_incarnation_without_a_usable_directory(tmp_path: Path) -> None:
     (tmp_path / "incarnation").write_text("no number")
     assert next_incarnation(tmp_path, 7) == 7
     assert next_incarnation(tmp_path / "nowhere", 7) == 7
+
+
+def test_a_given_directory_is_one_nodes(tmp_path: Path) -> None:
+    """A second one is told, and leaves the first one's files alone; whoever comes later has it."""
+    state = tmp_path / "new" / "state"
+    with holding(state):
+        (state / "retained").mkdir()
+        with pytest.raises(ConfigError, match="in use by another node"), holding(state):
+            pytest.fail("two nodes have it")
+        assert (state / "retained").is_dir()
+    with holding(state), holding(None):
+        pass
+
+
+def test_a_directory_that_cannot_be_made_is_told_of_where_it_is_opened(tmp_path: Path) -> None:
+    """The words are those of opening it."""
+    (tmp_path / "file").touch()
+    with holding(tmp_path / "file" / "below"):
+        pass

@@ -1,19 +1,22 @@
 """Producers in processes of their own, on rxe1, killed or stopped at each step; the inbox is behind rxe0."""
 
 import asyncio
+import json
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.rdma.devices import OWNERS
 from tests.rdma.forked import Forker, forking
-from tests.transports.test_processes import ROOT, serving, take
-from transports import Address, Leniency, Options, PeerLost, open_sender
+from tests.transports.test_processes import ROOT, dies_with, serving, take
+from transports import Address, Leniency, Options, Receiver, open_sender
+from transports.testing import until
 from transports.testing.producer_process import STEPS
-from transports.testing.setting import raised
 
 PLACE = Address.parse(f"verbs://127.0.0.1:0?{OWNERS}")
 LENIENCY = Leniency(lease_seconds=3.0, slowest_bytes_per_second=1e7)
@@ -92,23 +95,71 @@ async def test_stopped_past_its_lease(forker: Forker, step: str) -> None:
         assert receiver.poll_nowait() is None
 
 
+async def in_use() -> dict[str, dict[str, int]]:
+    """How many pairs, queues, contexts and pieces of memory the kernel holds for each device."""
+    command = ("rdma", "-j", "resource", "show")
+    asking = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    said, _ = await asking.communicate()
+    return {device.pop("ifname"): device for device in json.loads(said)}
+
+
+def files_in_memory() -> set[Path]:
+    """What is in /dev/shm."""
+    return set(Path("/dev/shm").iterdir())
+
+
+async def killed(forker: Forker, receiver: Receiver, identity: str) -> None:
+    """A producer comes, is killed amid its second message, and its session is gone."""
+    flags = ("--number", "1", "--step", "behind the slot")
+    async with forker.producing(receiver, identity, 2, *flags) as dying:
+        await take(receiver, {identity: 1}, Counter())
+        assert await dying.wait() == -signal.SIGKILL
+    await until(lambda: receiver._consumer.session_of(identity) is None, "the end of its session")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_an_owner_that_is_gone_is_noticed(how: signal.Signals) -> None:
-    """A killed owner is noticed by its connection's end; a stopped one, whose adapter goes on, by silence."""
-    options = Options(silence_seconds=600.0 if how == signal.SIGKILL else 2.0)
+async def test_killed_processes_leave_nothing(forker: Forker) -> None:
+    """What killed producers and owners had of the adapters is taken back; /dev/shm stays empty (fault 67)."""
+    async with serving(PLACE, LENIENCY) as receiver:
+        await killed(forker, receiver, "first")
+        before, files = await in_use(), files_in_memory()
+        for number in range(5):
+            await killed(forker, receiver, f"next-{number}")
+        async with owning() as (owner, address), open_sender(address, "orphan") as sender:
+            await sender.send(b"heard")
+            await sender.drained()
+            assert await in_use() != before
+            owner.kill()
+            await owner.wait()
+        assert await in_use() == before
+        assert files_in_memory() == files
+
+
+@asynccontextmanager
+async def owning() -> AsyncIterator[tuple[asyncio.subprocess.Process, Address]]:
+    """An owner in a process of its own, and its inbox; killed if it is still there at the end."""
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", OWNER, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )
     try:
         assert owner.stdout is not None
-        address = Address.parse((await owner.stdout.readline()).decode().strip())
-        async with open_sender(address, "orphan", options=options) as sender:
-            await sender.send(b"heard")
-            await sender.drained()
-            waiting = asyncio.ensure_future(sender._current().memory.wait_notified(600.0))
-            owner.send_signal(how)
-            await raised(PeerLost, waiting)
+        yield owner, Address.parse((await owner.stdout.readline()).decode().strip())
     finally:
-        owner.kill()
-        await owner.wait()
+        if owner.returncode is None:
+            owner.kill()
+            await owner.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_an_owner_that_is_gone_is_noticed(how: signal.Signals) -> None:
+    """A killed owner is noticed by the connection's end, a stopped one by silence; calls raise (fault 23)."""
+    options = Options(silence_seconds=600.0 if how == signal.SIGKILL else 2.0)
+    async with owning() as (owner, address), open_sender(address, "orphan", options=options) as sender:
+        await sender.send(b"heard")
+        await sender.drained()
+
+        async def end() -> None:
+            owner.send_signal(how)
+
+        await dies_with(sender._current().memory, end)

@@ -172,6 +172,58 @@ async def test_reading_memory_that_is_gone_is_an_error() -> None:
         )
 
 
+async def test_overlapping_registrations_stand_alone() -> None:
+    """Of memory that was registered twice, the end of one registration leaves the other's (fault 57)."""
+    async with staged(verbs()) as stage:
+        memory = linked(await stage.connect())
+        assert isinstance(stage.region, VerbsRegion)
+        assert isinstance(stage.region.memory, PinnedMemory)
+        again = Registered(stage.region.memory.domain, stage.region.view[:8192], for_peers=True)
+        first, pair = memory._link._owner, memory._link._pair
+        for owner, body in (
+            (evolve(first, key=again.remote_key), b"by the second"),
+            (first, b"by the first"),
+        ):
+            pair._peer = owner
+            await memory.post(Chain((Write(4096, (body,)),)))
+            await memory.flush()
+            assert stage.region.view[4096 : 4096 + len(body)] == body
+            if owner is not first:
+                again.close()
+        await memory.close()
+
+
+@pytest.mark.slow
+async def test_small_messages_over_a_wire_that_loses_some() -> None:
+    """Thousands of messages of 1 to 64 bytes where packets are lost: each comes once, in order (fault 63)."""
+    count = 2000
+
+    def body(number: int) -> bytes:
+        return (number.to_bytes(2, "little") * 32)[: number % 64 + 1]
+
+    async with (
+        transport_for("verbs").listen(verbs().address, verbs().options) as listener,
+        open_receiver(listener, "actor/7", Geometry(64, 1 << 14, 4)) as receiver,
+        open_sender(receiver.address, "small", options=verbs().options) as sender,
+    ):
+
+        async def send() -> None:
+            for number in range(count):
+                assert await sender.send(body(number)) == number
+            await sender.drained()
+
+        await _outage("add", "loss", "0.5%")
+        try:
+            sending = asyncio.ensure_future(send())
+            for number in range(count):
+                delivery = await receiver.receive()
+                assert (delivery.number, bytes(delivery.payload)) == (number, body(number))
+                receiver.release(delivery)
+            await sending
+        finally:
+            await _outage("del")
+
+
 @pytest.mark.slow
 async def test_an_outage_is_healed() -> None:
     """No packet passes for longer than adapters try; then all arrives, once, in order (fault 47)."""

@@ -1,5 +1,6 @@
 """Node processes that reach each other over verbs, by two devices."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,8 @@ PATIENT: Final = ("--heartbeat-seconds", "5", "--lease-seconds", "300")
 """Emulated processors need their time; nobody is declared dead for it."""
 SMALL: Final = ("--inbox-bytes", "8388608")
 """Registered memory is pinned, and the machine has little."""
-LISTEN: Final = ("--listen", "verbs://127.0.0.1:0")
+LISTEN: Final = ("--listen", "verbs://127.0.0.1:0", "--log-level", "debug")
+"""What transports tell of their sessions is not written otherwise."""
 
 
 @pytest.fixture
@@ -34,12 +36,15 @@ def over_verbs(tmp_path: Path) -> Iterator[NodeSet]:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_workflow_runs_over_verbs(over_verbs: NodeSet) -> None:
-    """A fork and a join across three processes and two devices, payloads small and large, byte for byte."""
+    """A fork and a join across three processes and two devices, payloads small and large, byte for byte.
+
+    Each node says of every session by which device its memory is written to.
+    """
     api = over_verbs.api()
     assert over_verbs.seed.address.startswith("verbs://")
     for size in (1, 1_500_000):
         outcome = api.run("diamond", {"payload_bytes": size, "seed": size})
         assert outcome.digest == expected_digest("diamond", size, seed=size)
-    assert "rdma (rxe1 port 1" in over_verbs.logs(lines=10_000) or "over rxe0 port 1" in over_verbs.logs(
-        10_000
-    )
+    for node, device in zip(over_verbs.nodes, ("rxe0", "rxe0", "rxe1"), strict=True):
+        over = set(re.findall(r"writes over (\w+) port 1, gid", node.log_path.read_text()))
+        assert over == {device}, f"{node.name} serves memory behind {device}:\n{node.log()}"

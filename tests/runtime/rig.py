@@ -61,13 +61,13 @@ def descriptors() -> set[str]:
     return found
 
 
-def children() -> set[int]:
-    """The living children of this process, zombies included."""
-    return {
-        int(child)
-        for task in Path("/proc/self/task").iterdir()
-        for child in (task / "children").read_text().split()
-    }
+def children(process_id: int | str = "self") -> set[int]:
+    """The children of a process, zombies included; none of one that has ended."""
+    found = set[int]()
+    for path in Path(f"/proc/{process_id}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended meanwhile; another one has its children
+            found |= set(map(int, path.read_text().split()))
+    return found
 
 
 def is_alive(process_id: int) -> bool:

@@ -49,7 +49,7 @@ def inputs_of(rigged: ActorRig, uid: str) -> Inputs:
 
 
 async def test_what_an_actor_has_taken_is_seen_before_it_leaves() -> None:
-    """It leaves at once where nothing came lately; else senders would run elsewhere what has run here."""
+    """Else its senders would send elsewhere what has run here, and it would run twice (fault 118)."""
     told: list[str] = []
 
     async def on_lost() -> None:

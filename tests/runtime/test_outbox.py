@@ -13,6 +13,7 @@ from attrs import define, field
 
 from onepiece.codec import decode_control
 from onepiece.errors import NodeUnreachable, PayloadTooLarge
+from onepiece.log import captured
 from onepiece.messages import KIND_CONTROL, KIND_STAGE_INPUT, Consumed
 from onepiece.runtime.outbox import Outbox, open_outbox
 from tests.runtime.rig import until
@@ -229,6 +230,28 @@ async def test_control_messages_to_nobody_are_dropped() -> None:
         async with asyncio.timeout(20):
             await outbox.flushed()
         assert peer.came == []
+
+
+async def test_heartbeats_to_nobody_are_complained_of_once() -> None:
+    """Not twice a second for as long as nobody is there; and again when somebody was."""
+    said: list[str] = []
+    async with pair() as (outbox, peer):
+
+        async def lose() -> None:
+            outbox.post(peer.address, consumed(1), replaces="heartbeat")
+            await until(lambda: not outbox._links)
+
+        with captured(lambda event: said.append(event["event"])):
+            for _ in range(3):
+                await lose()
+            assert said == ["control_messages_lost"]
+            async with peer.ring():
+                outbox.post(peer.address, consumed(2))
+                await until(lambda: peer.messages)
+            await until(lambda: not outbox._links)
+            said.clear()
+            await lose()
+            assert said == ["control_messages_lost"]
 
 
 async def test_heartbeats_to_nobody_are_not_waited_for() -> None:

@@ -14,7 +14,7 @@ from onepiece.node import leftovers
 from onepiece.runtime import intake
 from onepiece.runtime.intake import Intake
 from simulations.cluster import Cluster
-from simulations.loop import branch, virtual_loop
+from simulations.loop import branch, elapse, virtual_loop
 from simulations.sim_checks import _left_at
 from simulations.sim_clients import Wish
 from simulations.sim_machine import SimMachine
@@ -59,7 +59,7 @@ class LeavingReceiver(Cluster):
             await taken
             await self._left(receiver)
             sender.resume()
-        await asyncio.sleep(ENOUGH_SECONDS)
+        await elapse(ENOUGH_SECONDS)
         for machine in self.machines:
             assert machine.node is not None
             for what in _left_at(machine.node):

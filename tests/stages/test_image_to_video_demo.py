@@ -25,6 +25,7 @@ from stages.demo.__main__ import PROMPT
 from stages.demo.cluster import ClusterFailed, open_cluster
 from stages.demo.holdings import Holdings, group_members
 from stages.demo.view import RequestView
+from tests.runtime.rig import children, is_alive
 
 STAGES = ("encode_text", "denoise", "decode")
 LIMIT_SECONDS = 120
@@ -215,31 +216,15 @@ class Demo:
     def assert_nothing_left(self) -> None:
         """No process that it started runs, and its temporary folder is empty, soon if not at once."""
         limit = time.monotonic() + LIMIT_SECONDS
-        while any(map(is_running, self.seen)) or list(self.temporary.iterdir()):
+        while any(map(is_alive, self.seen)) or list(self.temporary.iterdir()):
             assert time.monotonic() < limit, (self.seen, list(self.temporary.iterdir()))
             time.sleep(0.02)
 
 
 def descendants(process_id: int) -> set[int]:
     """All processes below this one."""
-    found = set[int]()
-    for path in Path(f"/proc/{process_id}/task").glob("*/children"):
-        try:
-            children = path.read_text().split()
-        except OSError:
-            continue
-        for child in map(int, children):
-            found |= {child} | descendants(child)
-    return found
-
-
-def is_running(process_id: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
-    try:
-        status = Path(f"/proc/{process_id}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
+    below = children(process_id)
+    return below.union(*map(descendants, below))
 
 
 @pytest.mark.acceptance

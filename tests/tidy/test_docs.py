@@ -5,6 +5,8 @@ import tomllib
 
 import pytest
 
+from onepiece.metrics import SCRAPE_SUCCESS, MetricKind
+from onepiece.metrics_catalogue import CATALOGUE
 from tests.tidy.sources import ROOT, all_files, report
 
 _LINK = re.compile(r"\[[^\]]+\]\((?!https?://|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
@@ -52,6 +54,27 @@ def test_every_word_is_defined(word: str) -> None:
     """Each word of the project's vocabulary has an entry in the glossary."""
     page = (ROOT / "docs/glossary.md").read_text()
     assert re.search(rf"^\*\*{re.escape(word)}\*\*", page, re.MULTILINE), f"{word} is not defined"
+
+
+def test_every_metric_is_in_the_reference() -> None:
+    """The tables of the reference say of each metric just what the code does: type, labels, unit, meaning."""
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `onepiece_")]
+    wanted = []
+    for metric in (*CATALOGUE, SCRAPE_SUCCESS):
+        labels = ", ".join(f"`{label}`" for label in metric.labels) or "-"
+        cells = (f"`{metric.name}`", metric.kind.value, labels, metric.unit or "-", metric.meaning)
+        wanted.append(f"| {' | '.join(cells)} |")
+    assert sorted(rows) == sorted(wanted), report(sorted({*rows} ^ {*wanted}))
+
+
+def test_names_of_metrics_follow_the_rules() -> None:
+    """Each name stands once, counters alone end in ``_total``, and units come last."""
+    names = [metric.name for metric in CATALOGUE]
+    assert len(set(names)) == len(names)
+    for metric in CATALOGUE:
+        assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER), metric.name
+        assert not metric.unit or metric.name.removesuffix("_total").endswith(metric.unit), metric.name
 
 
 def test_links_lead_somewhere() -> None:

@@ -21,6 +21,7 @@ OWNERS = {
     "huggingface_hub": ("stages/_diffusers.py",),
     # The manager's state and the results have nothing in common but the package.
     "lmdb": ("onepiece/store/_lmdb.py", "onepiece/coordination/_state_file.py"),
+    "prometheus_client": ("onepiece/metrics.py",),
     "psutil": ("onepiece/cli/bench_",),
     "python_multipart": ("onepiece/node/http_multipart.py",),
     "pyverbs": ("transports/_pyverbs.py",),
@@ -42,7 +43,7 @@ OWNERS = {
 
 REQUIRED = frozenset(
     {"anyio", "attrs", "cattrs", "cbor2", "httpx", "lmdb", "numpy", "python_multipart", "rich"}
-    | {"starlette", "structlog", "uvicorn", "xxhash"}
+    | {"prometheus_client", "starlette", "structlog", "uvicorn", "xxhash"}
 )
 """Installed with the package itself; everything else is optional, and imported on first use."""
 

@@ -6,8 +6,9 @@ import json
 import pytest
 from rich.console import Console
 
-from onepiece.cli import bench_transport
-from onepiece.cli.bench_backends import BACKENDS, far_command
+from onepiece.cli import bench_peers, bench_transport
+from onepiece.cli.bench_backends import BACKENDS
+from onepiece.cli.bench_ends import far_command
 from onepiece.cli.bench_transport import METRICS, Samples, chosen_backends, rows_of, run, table_of
 from transports import UnknownScheme
 
@@ -51,12 +52,14 @@ def test_backends_are_chosen_beside_raw_sockets(
         raise UnknownScheme(f"no library for {scheme}")
 
     monkeypatch.setattr(bench_transport, "find_spec", lambda _: None)
+    monkeypatch.setattr(bench_peers, "find_spec", lambda _: None)
     monkeypatch.setattr(bench_transport, "transport_for", no_transport)
     assert chosen_backends(None) == [
-        name for name in BACKENDS if name not in {"pyzmq", "ring-ucx", "ring-verbs"}
+        name for name in BACKENDS if name not in {"pyzmq", "ring-ucx", "ring-verbs", "nixl", "mooncake"}
     ]
     said = capsys.readouterr().err
-    assert "pyzmq is not installed" in said
+    for missing in ("pyzmq", "nixl", "mooncake"):
+        assert f"{missing} is not installed" in said
     assert "no library for ucx" in said
     assert "no library for verbs" in said
 

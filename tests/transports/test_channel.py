@@ -16,6 +16,7 @@ from transports import (
     PeerLost,
     hashing,
 )
+from transports.fences import REFUSED, REPLACED
 from transports.hashing import HASH_ELSEWHERE_BYTES
 from transports.local import LocalTransport
 from transports.operations import Bytes
@@ -113,6 +114,20 @@ async def test_damaged_large_payload_is_not_hashed_all_the_time(
         assert delivery.payload == b"x" * LENGTH
     assert faults.happened == ["flip"]
     assert 2 <= hashed <= 6
+
+
+async def test_fences_are_counted_by_their_reason(setting: Setting) -> None:
+    """A sender that comes back replaces its own session; one that is refused loses it."""
+    async with inbox(setting) as box, box.sender("a") as first:
+        await first.send(b"one")
+        box.receiver.release(await next_of(box.receiver))
+        async with box.sender("a") as second:
+            assert box.receiver.fenced == {REPLACED: 1}
+            await second.send(b"two")
+            box.receiver.release(await next_of(box.receiver))
+            box.receiver.refuse("a")
+            await until(lambda: box.receiver.fenced[REFUSED] == 1, "the fence of what is refused")
+        assert box.receiver.fenced == {REPLACED: 1, REFUSED: 1}
 
 
 async def test_closing_while_a_hash_is_computed(setting: Setting) -> None:

@@ -4,24 +4,30 @@ import asyncio
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from transports import (
     Address,
     Geometry,
     Leniency,
     Options,
+    PeerLost,
     Receiver,
     UnknownScheme,
     open_receiver,
+    open_sender,
     transport_for,
 )
+from transports.memory import RemoteMemory
+from transports.operations import Chain, CompareAndSwap
 from transports.testing import until
 from transports.testing.producer_process import STEPS, body_of
+from transports.testing.setting import raised
 
 ROOT = Path(__file__).resolve().parents[2]
 GEOMETRY = Geometry(slot_count=16, payload_bytes=1 << 13, session_count=8)
@@ -145,6 +151,52 @@ async def test_silent_producer_is_noticed(place: Address) -> None:
             silent.send_signal(signal.SIGCONT)
             await take(receiver, {"silent": 12}, seen)
             assert await silent.wait() == 0
+
+
+async def dies_with(memory: RemoteMemory, end: Callable[[], Awaitable[object]]) -> None:
+    """What is asked for while the owner ends, and behind it, raises; closing returns, also twice."""
+    while await memory.wait_notified(0.2):
+        await memory.read(0, 8)  # nudges of before: it has looked now
+    waiting = asyncio.ensure_future(memory.wait_notified(600.0))
+    await asyncio.sleep(0)
+    await end()
+    await raised(PeerLost, waiting)
+    swap = CompareAndSwap(0, 0, 0)
+    for work in (memory.read(0, 8), memory.compare_and_swap(swap), memory.post(Chain(())), memory.flush()):
+        await raised(PeerLost, work)
+    await memory.close()
+    await memory.close()
+    await raised(PeerLost, memory.read(0, 8))
+
+
+def owners_of_segments() -> set[int]:
+    """Who made the segments of shared memory (System V) that this machine has."""
+    lines = Path("/proc/sysvipc/shm").read_text().splitlines()
+    creator = lines[0].split().index("cpid")
+    return {int(line.split()[creator]) for line in lines[1:]}
+
+
+async def test_an_owner_that_is_killed_is_an_error(place: Address) -> None:
+    """Calls on a session of a killed owner raise, closing does not; no memory is left (faults 23, 67)."""
+    command = (sys.executable, "-m", "transports.testing.consumer_process", str(place))
+    owner = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert owner.stdout is not None
+        address = Address.parse((await owner.stdout.readline()).decode().strip())
+        async with open_sender(evolve(address, options=place.options), "orphan") as sender:
+            await sender.send(bytes(4000))
+            await sender.drained()
+
+            async def end() -> None:
+                owner.kill()
+                await owner.wait()
+
+            await dies_with(sender._current().memory, end)
+        assert owner.pid not in owners_of_segments()
+    finally:
+        if owner.returncode is None:
+            owner.kill()
+            await owner.wait()
 
 
 @pytest.mark.slow

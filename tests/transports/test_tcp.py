@@ -97,6 +97,7 @@ async def still_serves(stage: Stage) -> None:
     [
         (b"GET / HTTP/1.1\r\nHost: 127.0.0.1:7070\r\nAccept: */*\r\n\r\n", "b'GET / HTTP"),
         (bytes(200), "no OnePiece node"),
+        (b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\n\r\n", "serves HTTP"),
         (frames.frame(Kind.HELLO, body=1 << 50), "at most"),
         (frames.frame(Kind.HELLO, body=3) + b"abc", "does not speak"),
         (frames.frame(Kind.HELLO, a=frames.MAGIC, b=77, body=3) + b"abc", "wire version 77"),

@@ -154,6 +154,11 @@ class Consumer:
         return len(self._held)
 
     @property
+    def pulled_bytes(self) -> int:
+        """Bytes of pulled messages that are held."""
+        return self._pulled_bytes
+
+    @property
     def free_bytes(self) -> int:
         """Payload bytes that are not between head and cursor (some may be reserved already)."""
         used = ((self._cursor & GRANULE_MASK) - (self._head & GRANULE_MASK)) % self.geometry.granule_modulus

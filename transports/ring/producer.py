@@ -75,7 +75,7 @@ class Producer:
 
     hash_after_post_bytes: int = 1 << 16
     """From this length on the payload is hashed while it is already on its way."""
-    piece_bytes: int = 1 << 20
+    piece_bytes: int = 2 << 20
     """A longer payload is posted and hashed by pieces of this length, so that the wire never waits for
     the hash of more than one."""
 

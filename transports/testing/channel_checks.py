@@ -117,6 +117,27 @@ async def any_length_arrives_whole(setting: Setting) -> None:
         assert sender.undelivered() == []
 
 
+async def small_messages_all_arrive(setting: Setting) -> None:
+    """Many messages of 1 to 64 bytes, one behind the other: each arrives once, in order (fault 63)."""
+    count = 1000
+
+    def body(number: int) -> bytes:
+        return (number.to_bytes(2, "little") * 32)[: number % 64 + 1]
+
+    async with inbox(setting) as box, box.sender("a") as sender:
+
+        async def send() -> None:
+            for number in range(count):
+                assert await sender.send(body(number)) == number
+
+        sending = asyncio.ensure_future(send())
+        for number in range(count):
+            delivery = await next_of(box.receiver)
+            assert (delivery.number, bytes(delivery.payload)) == (number, body(number))
+            box.receiver.release(delivery)
+        await sending
+
+
 async def messages_are_delivered_to_whoever_asks(setting: Setting) -> None:
     """Messages go to ``take`` in order, those that came before too, until it is cancelled or raises."""
     taken: list[bytes] = []
@@ -374,6 +395,7 @@ async def foreign_hellos_are_refused(setting: Setting) -> None:
 
 CHANNEL_CHECKS: Final[tuple[Check, ...]] = (
     any_length_arrives_whole,
+    small_messages_all_arrive,
     messages_are_delivered_to_whoever_asks,
     many_senders_each_in_order,
     many_tasks_share_a_sender,

@@ -6,6 +6,7 @@ from typing import Final
 
 from transports.channel import Leniency, Receiver, Sender
 from transports.errors import SessionFenced
+from transports.fences import STALLED
 from transports.introductions import Hello, Welcome
 from transports.operations import CompareAndSwap, Read
 from transports.ring import Geometry, Producer
@@ -153,6 +154,7 @@ async def stalled_reservation_is_recovered(setting: Setting) -> None:
         async with box.sender("b") as sender, asyncio.TaskGroup() as tasks:
             tasks.create_task(_send_all(sender, 20))
             tasks.create_task(_receive_all(box.receiver, 20))
+        assert box.receiver.fenced[STALLED] >= 1, "the fence was not counted"
         await raised(SessionFenced, memory.read(0, 8))
         await memory.close()
 

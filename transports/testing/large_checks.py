@@ -73,6 +73,22 @@ async def withdrawn_exports_are_gone(setting: Setting) -> None:
         await memory.close()
 
 
+async def overlapping_exports_stand_alone(setting: Setting) -> None:
+    """Of two views of the same bytes the end of one's export leaves the other's as it is (fault 57)."""
+    async with staged(setting) as stage:
+        memory = await stage.connect()
+        if not _exports(memory):
+            return
+        body = memoryview(large_body(57, 9000))
+        whole, part = memory.export([body]), memory.export([body[2000:7000]])
+        memory.withdraw(whole)
+        into = memoryview(bytearray(5000))
+        await raised(ExportGone, stage.region.pull(memory.session, whole, memoryview(bytearray(9000))))
+        await stage.region.pull(memory.session, part, into)
+        assert into == body[2000:7000]
+        await memory.close()
+
+
 async def pulls_end_with_their_session(setting: Setting) -> None:
     """A pull from a session that is fenced or closed, before or meanwhile, ends in an error."""
     size = 32 << 20
@@ -283,6 +299,7 @@ async def lost_senders_take_their_large_messages_along(setting: Setting) -> None
 LARGE_MEMORY_CHECKS: Final[tuple[Check, ...]] = (
     exports_are_pulled_whole,
     withdrawn_exports_are_gone,
+    overlapping_exports_stand_alone,
     pulls_end_with_their_session,
     cancelled_pulls_leave_the_session_whole,
 )

@@ -32,6 +32,11 @@ def main() -> int:
     running.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
     running.add_argument("--processors", type=int, default=1, metavar="N")
     running.add_argument("--memory", type=int, default=2048, metavar="MIB")
+    running.add_argument(
+        "--counted",
+        action="store_true",
+        help="its clock counts instructions: for measurements on a busy host",
+    )
     running.add_argument("command", nargs="+")
     options = parser.parse_args()
     try:
@@ -45,6 +50,7 @@ def main() -> int:
             timeout_seconds=options.timeout,
             processors=options.processors,
             memory_mib=options.memory,
+            counted=options.counted,
         )
     except NotPossibleError as error:
         say(str(error))

@@ -32,13 +32,22 @@ _PASSED_ON: Final = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "OMP_NUM_THREADS", "
 _PASSED_ON_PREFIXES: Final = ("ONEPIECE_", "PYTEST_", "UCX_")
 
 
-def run(command: Sequence[str], *, timeout_seconds: float, processors: int, memory_mib: int) -> int:
+def run(
+    command: Sequence[str],
+    *,
+    timeout_seconds: float,
+    processors: int,
+    memory_mib: int,
+    counted: bool = False,
+) -> int:
     """Run a command in the machine, in the current folder.
 
     Args:
         command: The program and its arguments.
         timeout_seconds: Before the machine is switched off.
         processors: Virtual ones; under emulation one is the fastest.
+        counted: The machine's clock goes by what its only processor has executed, a nanosecond for each
+            instruction: how busy the host is does not show in what is measured inside.
         memory_mib: Of the machine; what the command writes to files takes up to three quarters of it.
 
     Returns:
@@ -56,7 +65,7 @@ def run(command: Sequence[str], *, timeout_seconds: float, processors: int, memo
             (folder / port).touch()
         initramfs = (CACHE / "initramfs").read_bytes() + _job(command)
         (folder / "initramfs").write_bytes(initramfs)
-        arguments = _qemu(folder, processors, memory_mib)
+        arguments = _qemu(folder, processors, memory_mib, counted=counted)
         with (
             _following(folder / "out", sys.stdout.buffer) as out,
             _following(folder / "err", sys.stderr.buffer) as err,
@@ -119,9 +128,12 @@ def _is_passed_on(name: str) -> bool:
     return name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
 
 
-def _qemu(folder: Path, processors: int, memory_mib: int) -> list[str]:
+def _qemu(folder: Path, processors: int, memory_mib: int, *, counted: bool) -> list[str]:
     arguments = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
-    arguments += ["-machine", "pc", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max"]
+    arguments += ["-machine", "pc", "-accel", f"tcg,thread={'single' if counted else 'multi'},tb-size=256"]
+    arguments += ["-cpu", "max"]
+    if counted:
+        arguments += ["-icount", "shift=0,sleep=on"]
     arguments += ["-smp", str(processors), "-m", str(memory_mib)]
     arguments += [
         "-kernel",

@@ -1,0 +1,1 @@
+"""How each part of a node is read when somebody scrapes its metrics: looks only, and keeps nothing."""

@@ -1,0 +1,65 @@
+"""What a stop does to a node that still starts, and to one that serves."""
+
+import asyncio
+
+import pytest
+from attrs import define, field
+
+from onepiece.errors import ConfigError
+from onepiece.node.stopping import StopSignal, unless_told
+
+
+@define(eq=False)
+class Run:
+    """What starts and serves, in place of a node."""
+
+    stop: StopSignal = field(factory=StopSignal)
+    may_start: asyncio.Event = field(factory=asyncio.Event)
+    said: list[str] = field(factory=list)
+
+    async def __call__(self) -> bool:
+        """Start when the test says so, and serve until told to stop."""
+        try:
+            await self.may_start.wait()
+            self.stop.is_serving = True
+            await self.stop.drain.wait()
+            await asyncio.sleep(0)
+            self.said.append("drained")
+        finally:
+            self.said.append("closed")
+        return True
+
+
+async def test_a_start_is_given_up() -> None:
+    """At once, and it closes what it had opened; there was nothing to drain."""
+    run = Run()
+    ended = asyncio.ensure_future(unless_told(run.stop, run()))
+    await asyncio.sleep(0)
+    run.stop.request()
+    async with asyncio.timeout(10):
+        assert await ended is None
+    assert run.said == ["closed"]
+
+
+async def test_a_node_that_serves_drains() -> None:
+    """It is not cancelled: it ends by itself."""
+    run = Run()
+    run.may_start.set()
+    ended = asyncio.ensure_future(unless_told(run.stop, run()))
+    while not run.stop.is_serving:  # noqa: ASYNC110 - no event says so
+        await asyncio.sleep(0)
+    run.stop.request()
+    assert await ended is True
+    assert run.said == ["drained", "closed"]
+
+
+async def test_what_a_start_raises_is_raised() -> None:
+    """Whether or not it is told to stop meanwhile."""
+    stop = StopSignal()
+
+    async def fail() -> None:
+        raise ConfigError("no such workflow")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await unless_told(stop, fail())
+    assert [str(error) for error in caught.value.exceptions] == ["no such workflow"]
