@@ -156,12 +156,13 @@ class StageProgress:
 @register
 @frozen
 class StageReports:
-    """What stages tell one owner: UIDs, and the ``StageReport`` or ``StageProgress`` of each, encoded.
+    """What stages tell one owner: UID, graph node, the worker's life, and the encoded report of each.
 
-    Of a short request most reports come when it has ended already; the owner sees that by the UID.
+    That is a ``StageReport`` or a ``StageProgress``. Of a short request most come when it has ended already,
+    with what these runs put out; the owner sees that without decoding them.
     """
 
-    reports: tuple[tuple[str, bytes], ...]
+    reports: tuple[tuple[str, str, str, bytes], ...]
 
 
 @register

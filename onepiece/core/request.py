@@ -145,14 +145,23 @@ class RequestTable:
         return [] if ended is None else self._release_late(ended, event)
 
     def _release_late(self, record: OwnedRequest, event: _OfOne) -> list[Effect]:
-        """What a stage retains that is done behind the order to stop, its node is told to let go of."""
-        if not isinstance(event, StageReported) or not record.progress.knows(event.stage):
-            return []
-        is_new = event.life not in record.progress.node_ids()
-        record.progress.note(event.life)
-        if not is_new and event.kind is not EventKind.STAGE_FINISHED:
-            return []
-        return [ReleaseRetained(event.uid, frozenset({event.life}))]
+        """Nodes that have something of it only now, or again, are told to let go of that.
+
+        A stage was done behind the order to stop; or it runs a second time, since what it takes was sent
+        again though it had arrived, and goes on to nodes that nobody has told of the end.
+        """
+        match event:
+            case Headed():
+                late = set(event.heading.values())
+            case StageReported() if record.progress.knows(event.stage):
+                late = set(event.heading.values())
+                if event.kind is EventKind.STAGE_FINISHED or event.life not in record.progress.node_ids():
+                    late.add(event.life)
+            case _:
+                late = set()
+        for life in late:
+            record.progress.note(life)
+        return [ReleaseRetained(event.uid, frozenset(late))] if late else []
 
     def _advance(self, record: OwnedRequest, event: _OfOne, now: float) -> list[Effect]:
         if record.ending is not None:
@@ -223,6 +232,11 @@ class RequestTable:
     def is_live(self, uid: str) -> bool:
         """The request is known and has not ended."""
         return uid in self._live
+
+    def is_settled(self, uid: str, stage: str, life: str) -> bool:
+        """The request has ended with what this stage put out in this life of a node: of that all is known."""
+        record = self._ended.get(uid)
+        return record is not None and record.progress.was_done_by(stage, life)
 
     def state(self, uid: str) -> RequestState:
         """Raises ``UnknownRequest``."""

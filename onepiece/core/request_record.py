@@ -187,6 +187,11 @@ class StageProgress:
         """Whether the workflow has this graph node."""
         return stage in self._stages and stage != STORE
 
+    def was_done_by(self, stage: str, node_id: str) -> bool:
+        """Whether the stage is finished, and it is this node's run of it that counts."""
+        progress = self._stages.get(stage)
+        return progress is not None and progress.state == FINISHED and progress.node_id == node_id
+
     def note(self, node_id: str) -> None:
         """This node has had something of the request."""
         self._touched.add(node_id)

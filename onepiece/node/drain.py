@@ -24,6 +24,7 @@ from onepiece.log import get_logger
 from onepiece.messages import DrainingSet, SetDraining
 from onepiece.node.actor_host import ActorHost
 from onepiece.node.control import ControlService
+from onepiece.node.leftovers import Leftovers
 from onepiece.node.member import Member
 from onepiece.node.proxy_service import ProxyService
 from onepiece.node.replica_service import ReplicaService
@@ -42,6 +43,7 @@ class Drain:
     _host: ActorHost | None
     _proxy: ProxyService | None
     _copies: ReplicaService | None
+    _leftovers: Leftovers
     _is_stopping: bool = False
 
     def attached(self, control: ControlService) -> Self:
@@ -53,6 +55,7 @@ class Drain:
     def begin(self) -> None:
         """Take no new work from now on."""
         self._member.set_draining(True)
+        self._leftovers.in_haste = True
         if self._proxy is not None:
             self._proxy.draining = True
 
@@ -61,6 +64,7 @@ class Drain:
         if self._is_stopping:
             raise NotReady(f"{self._env.node_id} was told to stop, and does not resume; start it again")
         self._member.set_draining(False)
+        self._leftovers.in_haste = False
         if self._proxy is not None:
             self._proxy.draining = False
 

@@ -66,8 +66,9 @@ class ErrorKeeper:
 
         Waits until every holder has answered, but not longer than ``DELIVERY_PATIENCE_SECONDS``: no client is
         to wait for ever for holders that are gone, or out of reach but not for the manager. Then one is
-        enough. Where none has taken it by then, or all refuse, as their disks are full, the error stands
-        though it is stored nowhere.
+        enough. Where all refuse, as their disks are full, the other store nodes are asked, and as long as
+        one is away, it is waited for, too. Where none has taken it by then, the error stands though it is
+        stored nowhere: if this owner dies, another one may end the request otherwise.
 
         What a store refuses for its size, it would refuse for ever: the least of the error is stored then.
         """
@@ -76,15 +77,14 @@ class ErrorKeeper:
         patience = self._patience()
         while True:
             changed = self._env.routes.changed
-            holders = self._records.holders(wanted.uid)
-            answers = await self._ask(holders, wanted, is_settled=False)
+            answers, has_all = await self._ask_holders(wanted, is_settled=False)
             stored = [each for each in answers if _is_stored(each)]
             if wanted is not least and any(map(_is_too_much, answers)):
                 get_logger().warning("error_stored_shortened", request=wanted.uid)
                 wanted = least
                 continue
-            has_all = bool(holders) and len(answers) == len(holders)
-            if has_all or not next(patience):
+            is_known = has_all and (bool(stored) or self._env.routes.why_unsure() is None)
+            if is_known or not next(patience):
                 break
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_AGAIN_SECONDS):
@@ -104,7 +104,7 @@ class ErrorKeeper:
         settled = evolve(wanted, error=stands.error)
         patience = self._patience()
         while True:
-            answers = await self._ask(self._records.holders(wanted.uid), settled, is_settled=True)
+            answers, _ = await self._ask_holders(settled, is_settled=True)
             if any(_is_stored(each) for each in answers):
                 return Kept(stands, is_stored=True)
             if not next(patience):
@@ -124,6 +124,23 @@ class ErrorKeeper:
         while not is_stored:
             await asyncio.sleep(_AGAIN_SECONDS)
             is_stored = (await self.keep(wanted)).is_stored
+
+    async def _ask_holders(
+        self, wanted: KeepError, *, is_settled: bool
+    ) -> tuple[list[ResultDescribed], bool]:
+        """The answers, and whether there is one from each that was asked.
+
+        Where no holder has room any other store node will do: readers ask them all.
+        """
+        holders = self._records.holders(wanted.uid)
+        answers = await self._ask(holders, wanted, is_settled=is_settled)
+        if not holders or len(answers) < len(holders):
+            return answers, False
+        if any(map(_is_stored, answers)):
+            return answers, True
+        others = [node for node in self._records.stores().values() if node not in holders]
+        more = await self._ask(others, wanted, is_settled=is_settled)
+        return answers + more, len(more) == len(others)
 
     async def _ask(
         self, nodes: Sequence[NodeRoute], wanted: KeepError, *, is_settled: bool

@@ -2,8 +2,9 @@
 
 Word that a request has ended goes to the nodes that its owner knows to have something of it. It can miss
 one: the owner died before it was sent, or a stage ran twice and the owner never heard of the second run.
-So a node asks about what it has had for long. Whoever owns the request answers, or, if nobody is known
-to, any proxy: it looks for the request's record, which is there until the request has ended.
+So a node asks about what it has had for some time, and more often while it drains: it waits to be rid
+of that. Whoever owns the request answers, or, if nobody is known to, any proxy: it looks for the request's
+record, which is there until the request has ended.
 """
 
 import asyncio
@@ -16,9 +17,11 @@ from onepiece.node.control import ControlService
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.runtime.environment import Environment
 
-LOOK_SECONDS: Final = 5.0
-OLD_SECONDS: Final = 20.0
-"""What was held so long is asked about, and again after as long."""
+LOOK_SECONDS: Final = 1.0
+FIRST_SECONDS: Final = 2.0
+"""What was held so long is asked about; most is let go of sooner."""
+AGAIN_SECONDS: Final = 20.0
+"""It is asked about again after so long, or after ``FIRST_SECONDS`` by a node that drains."""
 ASK_MAX: Final = 256
 """Requests in one question."""
 
@@ -34,8 +37,11 @@ class Leftovers:
     def __init__(self, env: Environment, held: Callable[[], Mapping[str, str]]) -> None:
         self._env = env
         self._held = held
-        self._asked_at: dict[str, float] = {}
+        self._seen_at: dict[str, float] = {}
         """When each request was first seen here, or last asked about."""
+        self._asked: set[str] = set()
+        self.in_haste = False
+        """Whether this node drains."""
 
     async def look(self) -> None:
         """Look now and then, until cancelled."""
@@ -45,14 +51,19 @@ class Leftovers:
 
     def _look(self, now: float) -> None:
         held = self._held()
-        self._asked_at = {uid: self._asked_at.get(uid, now) for uid in held}
-        old = [uid for uid, asked_at in self._asked_at.items() if now >= asked_at + OLD_SECONDS][:ASK_MAX]
+        self._seen_at = {uid: self._seen_at.get(uid, now) for uid in held}
+        self._asked.intersection_update(held)
+        old = [uid for uid, seen_at in self._seen_at.items() if now >= seen_at + self._patience(uid)]
         by_address: dict[str, list[str]] = {}
-        for uid in old:
-            self._asked_at[uid] = now
+        for uid in sorted(old, key=self._seen_at.__getitem__)[:ASK_MAX]:
+            self._seen_at[uid] = now
+            self._asked.add(uid)
             by_address.setdefault(self._env.owner_of(uid, held[uid]), []).append(uid)
         for address, uids in by_address.items():
             self._env.outbox.post(address, AskEnded(self._env.control_address, tuple(uids)))
+
+    def _patience(self, uid: str) -> float:
+        return AGAIN_SECONDS if uid in self._asked and not self.in_haste else FIRST_SECONDS
 
 
 class EndedRequests:

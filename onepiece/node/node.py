@@ -187,7 +187,7 @@ async def _compose(
     env = _make_environment(options, info, parts, identity, listener, outbox, retainer, wake)
     outbox.deliver_locally(env.control_address, control.dispatch)
     imports = WorkflowImports(parts.workflows)
-    host = _start_host(options, env, control, devices, imports, stores, tasks, lender)
+    host, leftovers = _start_host(options, env, control, devices, imports, stores, tasks, lender)
     copies = _start_store(options, stores, env, control, tasks)
     proxy = _make_proxy(options, env, tasks)
     metrics = NodeMetrics(env)
@@ -207,7 +207,7 @@ async def _compose(
         _attach_manager(manager, control, proxy, metrics)
     metrics.of_node(member, host, stores, copies)
     metrics_url = await stack.enter_async_context(serve_metrics(options, metrics, parts, env.address))
-    draining = Drain(env, member, host, proxy, copies).attached(control)
+    draining = Drain(env, member, host, proxy, copies, leftovers).attached(control)
     await _join(control, env, member, proxy, tasks)
     return Node(options, info, env, member, host, proxy, copies, stores.checkpoints, draining, metrics_url)
 
@@ -281,8 +281,8 @@ def _start_host(
     stores: Stores,
     tasks: asyncio.TaskGroup,
     lender: Lender | None,
-) -> ActorHost | None:
-    """The actors of a worker; what outputs are asked of is answered by every node."""
+) -> tuple[ActorHost | None, Leftovers]:
+    """The actors of a worker; what outputs are asked of is answered by every node, and asked by every one."""
     host = ActorHost(env, devices, imports, tasks, lender) if "worker" in options.roles else None
     kept = stores.checkpoints
     RetainService(
@@ -301,7 +301,7 @@ def _start_host(
     tasks.create_task(leftovers.look(), name="leftovers")
     if host is not None:
         host.attach(control)
-    return host
+    return host, leftovers
 
 
 def _start_store(

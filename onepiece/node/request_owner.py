@@ -331,8 +331,8 @@ class RequestOwner:
     # --- what the set reports ------------------------------------------------------------------
 
     def _on_reports(self, message: StageReports) -> None:
-        for uid, body in message.reports:
-            if self._table.is_known(uid) and not self._table.is_live(uid):
+        for uid, stage, life, body in message.reports:
+            if self._table.is_settled(uid, stage, life):
                 continue  # it ended before this could be told
             report = decode_report(uid, body)
             if report is not None:

@@ -17,6 +17,7 @@ import contextlib
 import functools
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Final
 
 from attrs import define, field
 
@@ -35,6 +36,10 @@ from onepiece.runtime.result_targets import StageTarget, retained_targets
 from onepiece.runtime.signal import Signal
 from onepiece.runtime.stage_reporter import StageReporter
 from transports import Delivery, Receiver
+
+_SEEN_SECONDS: Final = 0.5
+"""Within which senders see what was taken here; they look every quarter of a second."""
+_LINGERS_MAX: Final = 8
 
 
 @define(eq=False)
@@ -64,6 +69,8 @@ class Intake:
     unusable: Callable[[], OnePieceError | None]
     in_hand: int = 0
     """Messages that are just being taken in or sent on."""
+    taken_at: float = float("-inf")
+    """When the latest message came, on the monotonic clock."""
     _stopped: "OrderedDict[str, OnePieceError]" = field(factory=OrderedDict)
     _done: "OrderedDict[tuple[str, str], int]" = field(factory=OrderedDict)
     """The attempt in which each stage of a request was done here."""
@@ -76,6 +83,7 @@ class Intake:
 
     def _receive(self, inbox: Receiver, delivery: Delivery) -> None:
         """Take in a message; called by the event loop as soon as it is there, so this never waits."""
+        self.taken_at = self.env.monotonic()
         try:
             held = self._held(inbox, delivery)
         except OnePieceError as error:
@@ -88,6 +96,20 @@ class Intake:
             return
         assert self._tasks is not None
         self._tasks.create_task(self._take_later(held), name=f"take {held.header.uid}/{held.header.node}")
+
+    async def until_over(self, is_idle: Callable[[], bool]) -> None:
+        """Wait until nothing is left here, and until senders have seen that all of it was taken.
+
+        What they have not seen taken when the inbox closes they send elsewhere, and what has run here runs
+        there again. Where messages keep coming, as no other actor takes any, the wait is bounded.
+        """
+        for _ in range(_LINGERS_MAX):
+            await self.work.wait_for(is_idle)
+            seconds = self.taken_at + _SEEN_SECONDS - self.env.monotonic()
+            if seconds <= 0:
+                return
+            await asyncio.sleep(seconds)
+        await self.work.wait_for(is_idle)
 
     async def _take_later(self, held: Held) -> None:
         """A message can overtake the route table that names its workflow."""

@@ -49,7 +49,7 @@ class ReportQueue:
         """Empty the queue into control messages of a bounded size."""
         reports, self._reports = self._reports, {}
         self._places.clear()
-        rows: list[tuple[str, bytes]] = []
+        rows: list[tuple[str, str, str, bytes]] = []
         size = 0
         for report in reports.values():
             try:
@@ -60,7 +60,7 @@ class ReportQueue:
             if rows and size + len(body) > CONTROL_BATCH_BYTES_MAX:
                 yield encode_control(StageReports(tuple(rows)))
                 rows, size = [], 0
-            rows.append((report.uid, body))
+            rows.append((report.uid, report.stage, report.life, body))
             size += len(body)
         if rows:
             yield encode_control(StageReports(tuple(rows)))

@@ -20,7 +20,15 @@ from onepiece.core.retention import OutputKey
 from onepiece.core.routing import ActorRoute, rendezvous
 from onepiece.errors import NodeLost, NodeUnreachable, OnePieceError
 from onepiece.limits import DELIVERY_PATIENCE_SECONDS, LOSSES_PER_MESSAGE_MAX
-from onepiece.messages import KIND_RESULT, KIND_STAGE_INPUT, STORE_REGION, RequestErrored, with_attempt
+from onepiece.messages import (
+    KIND_RESULT,
+    KIND_STAGE_INPUT,
+    STORE,
+    STORE_REGION,
+    OutputHeaded,
+    RequestErrored,
+    with_attempt,
+)
 from onepiece.runtime.counts import PEER_LOST
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_targets import StoreTarget, Target
@@ -126,19 +134,26 @@ class ResultDeliver:
             under_way.done(key)  # it ended while this was sent: nobody says so again
 
     async def _send_again(self, letter: Letter) -> None:
-        """A message was lost with its ring before anybody took it: send it elsewhere."""
+        """A message was lost with its ring before anybody was seen to take it: send it elsewhere.
+
+        The request's owner is told where: it has to go on from there if that node dies, and to tell that
+        node of the end, which may be near, or over, if somebody took the message all the same.
+        """
         target = letter.target
         if not letter.is_wanted():
             return
+        uid, owner = target.header.uid, target.header.owner
+        stage = None if isinstance(target, StoreTarget) else target.header.node
         try:
             if letter.losses > LOSSES_PER_MESSAGE_MAX:
                 raise self._deadly(letter)
             self.env.counts.resent[target.stage, PEER_LOST] += 1
-            await self.send(letter)
+            life = await self.send(letter)
         except OnePieceError as error:
-            stage = None if isinstance(target, StoreTarget) else target.header.node
-            lost = RequestErrored(target.header.uid, stage, self.env.node_id, error.to_wire())
-            self.env.break_request(target.header.owner, lost)
+            lost = RequestErrored(uid, stage, self.env.node_id, error.to_wire())
+            self.env.break_request(owner, lost)
+        else:
+            self.env.tell_owner(uid, owner, OutputHeaded(uid, {stage or STORE: life}))
 
     def _places(self, target: Target) -> Iterator["_Place"]:
         table = self.env.routes.table

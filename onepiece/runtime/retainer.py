@@ -5,6 +5,7 @@ node's own, reads it back when it must be sent again, and lets stages wait for r
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -37,6 +38,7 @@ class Output:
 _AFTER_TOMBSTONES: Final = 3600.0
 """Names are never used twice, so tombstones serve nobody; time in the spill store stands at 0 else."""
 
+CIRCLE_SECONDS: Final = 5.0
 _SENDING_BYTES: Final = 4096
 """What an output on its way costs beside its own bytes."""
 
@@ -55,13 +57,25 @@ class Retainer:
         """Of all outputs on their way: until they have arrived they lie in memory, also if spilled."""
         self.under_way = UnderWay()
         """Is told of each output that is let go of."""
+        self._arrived = 0
+        """Outputs, so far."""
         self._targets: dict[OutputKey, Target] = {}
         self._names: dict[OutputKey, str] = {}
         self._serial = itertools.count()
 
     async def room(self) -> None:
-        """Wait until stages may take new work."""
-        await self._room.wait_for(self._has_room)
+        """Wait until stages may take new work.
+
+        Where nothing that is on its way has arrived for ``CIRCLE_SECONDS``, it may wait for room in the very
+        inbox that the caller is to empty: that one goes on, with one more output than there is room for.
+        """
+        while not self._has_room():
+            arrived = self._arrived
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CIRCLE_SECONDS):
+                    await self._room.wait_for(self._has_room)
+            if arrived == self._arrived and self._table.has_room:
+                return
 
     def _has_room(self) -> bool:
         is_idle = self._sending_bytes == 0
@@ -73,6 +87,7 @@ class Retainer:
 
     def sent(self, length: int) -> None:
         """It has arrived, or was given up."""
+        self._arrived += 1
         self._sending_bytes -= length + _SENDING_BYTES
         self._room.notify()
 

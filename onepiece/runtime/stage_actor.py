@@ -192,7 +192,7 @@ class StageActor:
 
     async def _until_idle(self, inbox: Receiver) -> None:
         """Wait until nothing is left; ``inbox.depth`` counts what intake has not seen."""
-        await self._work.wait_for(lambda: self.is_idle and inbox.depth == 0)
+        await self._intake.until_over(lambda: self.is_idle and inbox.depth == 0)
 
     def _become(self, state: ActorState) -> None:
         if self._drain.is_set() and state is ActorState.READY:

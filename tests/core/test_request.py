@@ -193,12 +193,35 @@ def test_a_request_that_ends_goes_nowhere() -> None:
     requests.handle(reported(EventKind.STAGE_STARTED), 1.0)
     requests.handle(CancelAsked(UID), 2.0)
     assert requests.handle(NodesDied(frozenset({"n1"})), 2.1) == []
-    assert requests.handle(Headed(UID, {"decode": "n4"}), 2.1) == []
     done = reported(EventKind.STAGE_FINISHED, node="n2", decode="n3")
     for _ in range(2):
-        assert requests.handle(done, 2.1) == [ReleaseRetained(UID, frozenset({"n2"}))]
+        assert requests.handle(Headed(UID, {"decode": "n4"}), 2.1) == [
+            ReleaseRetained(UID, frozenset({"n4"}))
+        ]
+        assert requests.handle(done, 2.1) == [ReleaseRetained(UID, frozenset({"n2", "n3"}))]
         requests.handle(EndStands(UID, RequestCancelled("x").to_wire()), 2.2)  # and afterwards, too
     requests.check_invariants()
+
+
+def test_a_second_run_hears_of_the_end_though_all_of_it_came_late() -> None:
+    """A stage ran twice, and the owner hears of it when the first run's result has come long since.
+
+    What the second run retains, and what waits where its output went, nobody else would let go of.
+    """
+    requests = table()
+    requests.handle(accepted(), 0.0)
+    first = (
+        reported(EventKind.STAGE_FINISHED, "encode", "n1"),
+        reported(EventKind.STAGE_FINISHED, "decode", "n2"),
+    )
+    requests.handle(ResultArrived(UID, 10, "video/mp4", first), 1.0)
+    assert requests.is_settled(UID, "encode", "n1"), "of the run that counts nothing is to be told any more"
+    assert not requests.is_settled(UID, "encode", "n2"), "a second run on a node that has run another stage"
+    second = reported(EventKind.STAGE_FINISHED, "encode", "n2", decode="n3")
+    assert requests.handle(second, 2.0) == [ReleaseRetained(UID, frozenset({"n2", "n3"}))]
+    assert requests.handle(Headed(UID, {"decode": "n4"}), 2.0) == [ReleaseRetained(UID, frozenset({"n4"}))]
+    assert not requests.is_settled("another", "encode", "n1")
+    assert not requests.is_settled(UID, "another", "n1")
 
 
 def test_a_word_that_comes_unasked_ends_nothing() -> None:

@@ -51,7 +51,7 @@ STOPPED = RequestCancelled("it was cancelled")
 
 @define(eq=False)
 class Ends:
-    """Two store nodes with their services; the owner of requests is at the first one."""
+    """Store nodes with their services; the owner of requests is at the first one."""
 
     all: StoreNodes
     nodes: list[StoreNode]
@@ -92,10 +92,10 @@ class Ends:
 
 
 @asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[Ends]:
-    """The nodes, ready."""
+async def opened(directory: Path, *names: str) -> AsyncIterator[Ends]:
+    """The nodes, ready; two of them hold what belongs to a request."""
     all_nodes = StoreNodes(directory)
-    async with all_nodes.run_all("a", "b") as nodes, AsyncExitStack() as stack:
+    async with all_nodes.run_all(*(names or ("a", "b"))) as nodes, AsyncExitStack() as stack:
         ends = Ends(all_nodes, nodes, {})
         for node in nodes:
             name = node.route.node_id
@@ -283,6 +283,7 @@ async def test_an_error_that_all_holders_refuse_is_told_at_once(
     failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a store fails with is an answer: the node lives on, and the owner waits for nothing."""
+    monkeypatch.setattr("onepiece.runtime.environment.STORES_RETURN_SECONDS", 0.0)
     async with opened(tmp_path) as ends:
         uid = uid_of(1)
         with monkeypatch.context() as patch:
@@ -291,6 +292,52 @@ async def test_an_error_that_all_holders_refuse_is_told_at_once(
             assert sorted(ends.asked) == ["a", "b"], "it was asked again"
         await ends.keeper.keep_late(wanted(uid, LATE))
         assert [await node.read(uid) for node in ends.nodes] == ["DeadlineExceeded"] * 2
+
+
+async def test_a_store_node_that_is_away_is_waited_for_where_the_others_have_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told and stored nowhere it would be lost with its owner, and the request would end otherwise."""
+    monkeypatch.setattr("onepiece.runtime.environment.STORES_RETURN_SECONDS", 0.0)
+    monkeypatch.setattr("onepiece.node.error_keeper._AGAIN_SECONDS", 0.01)
+    put_error = ResultStore.put_error
+    async with opened(tmp_path) as ends, asyncio.TaskGroup() as tasks:
+        (a, b), uid = ends.nodes, uid_of(1)
+
+        async def put_unless_full(store: ResultStore, *what: Any, **how: Any) -> Any:
+            if store is a.store:
+                raise StoreFull("the disk is full")
+            return await put_error(store, *what, **how)
+
+        monkeypatch.setattr(ResultStore, "put_error", put_unless_full)
+        routes = a.env.routes
+        routes.update(evolve(routes.table, nodes=(a.route,)), {}, {})
+        keeping = tasks.create_task(ends.end(uid, LATE))
+        await until(lambda: ends.asked.count("a") == 3)
+        assert not keeping.done()
+        ends.all.publish()
+        assert await keeping == Kept(EndStands(uid, LATE.to_wire()), is_stored=True)
+        assert await b.read(uid) == "DeadlineExceeded"
+
+
+async def test_any_store_node_will_do_where_no_holder_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found there by whoever asks, and keeps results out."""
+    put_error = ResultStore.put_error
+    async with opened(tmp_path, "a", "b", "c") as ends:
+        uid = uid_of(1)
+        holders = {route.node_id for route in ends.keeper._records.holders(uid)}
+        [other] = [node for node in ends.nodes if node.route.node_id not in holders]
+
+        async def put_elsewhere(store: ResultStore, *what: Any, **how: Any) -> Any:
+            if store is not other.store:
+                raise StoreFull("the disk is full")
+            return await put_error(store, *what, **how)
+
+        monkeypatch.setattr(ResultStore, "put_error", put_elsewhere)
+        assert await ends.end(uid, LATE) == Kept(EndStands(uid, LATE.to_wire()), is_stored=True)
+        assert await other.read(uid) == "DeadlineExceeded"
 
 
 async def test_what_is_too_much_for_a_store_is_stored_shortened(

@@ -26,12 +26,13 @@ def sent(*reports: Report) -> list[object]:
     messages = [decode_control(body) for body in queue.take()]
     assert len(queue) == 0
     assert list(queue.take()) == []
-    rows: list[tuple[str, bytes]] = []
+    rows: list[tuple[str, str, str, bytes]] = []
     for message in messages:
         assert isinstance(message, StageReports)
         rows += message.reports
-    found = [decode_control(body) for _, body in rows]
-    assert [uid for uid, _ in rows] == [getattr(report, "uid", None) for report in found]
+    found = [decode_control(body) for *_, body in rows]
+    told = [each for each in found if isinstance(each, StageReport | StageProgress)]
+    assert [row[:3] for row in rows] == [(each.uid, each.stage, each.life) for each in told]
     return found
 
 

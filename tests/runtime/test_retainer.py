@@ -129,6 +129,23 @@ async def test_stages_wait_for_outputs_on_their_way() -> None:
         await held.room()  # one at a time, where there is no memory to speak of
 
 
+async def test_a_stage_goes_on_where_what_is_on_its_way_waits_for_its_own_inbox(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each would wait for the other until a deadline; but not where more is held than there is room for."""
+    monkeypatch.setattr("onepiece.runtime.retainer.CIRCLE_SECONDS", 0.01)
+    async with retainer(None, memory=10_000, everything=1500) as (held, _):
+        held.sending(9000)
+        await held.room()
+        hold(held, KEY, bytes(2000))
+        waiting = asyncio.ensure_future(held.room())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await asyncio.shield(waiting)
+        held.release(KEY)
+        await waiting
+
+
 async def test_a_disk_that_refuses_leaves_outputs_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
