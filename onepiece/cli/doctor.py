@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 
 from attrs import asdict
 
@@ -14,9 +13,9 @@ def run(arguments: argparse.Namespace) -> int:
     findings = diagnose()
     if arguments.json:
         words = [asdict(finding) | {"state": finding.state.value} for finding in findings]
-        sys.stdout.write(json.dumps(words, indent=2) + "\n")
+        print(json.dumps(words, indent=2))
     else:
-        sys.stdout.write("".join(text_of(finding) for finding in findings))
+        print("".join(text_of(finding) for finding in findings), end="")
     return 0
 
 

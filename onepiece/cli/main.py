@@ -46,19 +46,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         imported()
         code: int = arguments.run(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough. The interpreter would fail once more on its last flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_unwritten()  # whoever read our output has enough
         return exits.OK
     except (OnePieceError, TransportError, OSError, ExceptionGroup) as error:
         first = _first(error)
         if not isinstance(first, OnePieceError | TransportError | OSError):
             raise
+        _drop_unwritten()
         sys.stderr.write(f"onepiece {arguments.command}: {_told(first)}\n")
         return exits.code_of(first)
     return code
+
+
+def _drop_unwritten() -> None:
+    """Forget what standard output does not take: the interpreter would fail once more on its last flush."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -86,7 +86,7 @@ def test_a_join_has_a_queue_for_each_instance() -> None:
         waits(CapacityModel.of(stages, [shape]), demands, instances)["merge"].mean_seconds
         for shape in (joining, free)
     )
-    assert hashed > 4 * pooled
+    assert hashed > 1.5 * pooled
 
 
 def test_the_longest_branch_counts() -> None:
