@@ -21,6 +21,7 @@ from onepiece.metrics import Distribution, Metric, MetricKind, Metrics, Sample
 from onepiece.node.actor_host import ActorHost
 from onepiece.node.node import Node, open_node
 from onepiece.node.options import NodeOptions
+from onepiece.node.proxy_service import ProxyService
 from onepiece.node.readings.actors import devices
 from onepiece.node.readings.channels import wire_of
 from onepiece.node.readings.delivery import Edge, edges_from
@@ -242,6 +243,11 @@ async def finish(node: Node, uid: str) -> RequestState:
     return (await ended(proxy_of(node), uid)).state
 
 
+def has_begun(proxy: ProxyService, uid: str) -> bool:
+    """Whether the owner has heard that a stage works on a request: that is told a moment late."""
+    return any(event.kind is EventKind.STAGE_STARTED for event in proxy.owner.table.events(uid, -1))
+
+
 async def test_a_stage_at_work(tmp_path: Path) -> None:
     """What runs and waits is seen while it does; afterwards what it came to, and what was for nobody."""
     waiting_stages.reset()
@@ -269,6 +275,7 @@ async def test_a_stage_at_work(tmp_path: Path) -> None:
         at_proxy = await scrape(seed.metrics)
         assert at_proxy.sum("onepiece_requests_in_flight", workflow="film") == 3
 
+        await until(lambda: has_begun(proxy, first.uid))
         await proxy.cancel(first.uid)
         await proxy.cancel(third.uid)
         assert await finish(seed, second.uid) is RequestState.FINISHED
