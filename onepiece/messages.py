@@ -403,7 +403,7 @@ class DrainingSet:
 @register
 @frozen
 class Farewell:
-    """A node has stopped in order; a store node says so to the others, too."""
+    """A node has stopped in order."""
 
     node_id: str
     incarnation: int
