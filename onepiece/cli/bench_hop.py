@@ -38,6 +38,7 @@ from onepiece.cli.bench_hop_backends import (
     Seen,
 )
 from onepiece.cli.bench_stages import LAPS
+from onepiece.cli.columns import payload_text
 from onepiece.errors import ConfigError
 from onepiece.log import configure
 from onepiece.node.loop import run_on_node_loop
@@ -66,8 +67,7 @@ class Cell:
     @property
     def label(self) -> str:
         """A table's title."""
-        size = f"{self.size_bytes // _MIB} MiB" if self.size_bytes >= _MIB else f"{self.size_bytes} B"
-        return f"{size}, {self.in_flight} in flight"
+        return f"{payload_text(self.size_bytes)}, {self.in_flight} in flight"
 
 
 CELLS: Final = (

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from onepiece.cli.bench_backends import BACKENDS
 from onepiece.cli.bench_ends import ECHO, LAST, LENGTH_MAX, TAKE, Near
+from onepiece.cli.columns import payload_text
 from transports import UnknownScheme, transport_for
 from transports.verbs_devices import devices_of
 
@@ -50,8 +51,7 @@ class Metric:
     @property
     def label(self) -> str:
         """A column's title."""
-        size = f"{self.size_bytes // _MIB} MiB" if self.size_bytes >= _MIB else f"{self.size_bytes} B"
-        return f"{self.name.replace('_', ' ')}\n{size}\n{self.unit}"
+        return f"{self.name.replace('_', ' ')}\n{payload_text(self.size_bytes)}\n{self.unit}"
 
 
 METRICS: Final = (

@@ -26,6 +26,7 @@ from onepiece.cli.bench_ends import LENGTH_MAX, Near
 from onepiece.cli.bench_programs import Program, ProgramError
 from onepiece.cli.bench_ring import ring_near
 from onepiece.cli.bench_transport import echo_seconds, take_seconds, warm_up
+from onepiece.cli.columns import payload_text
 from transports import TransportError
 from transports.ucx_worker import SETTINGS as UCX_SETTINGS
 from transports.verbs_devices import SETTINGS_VARIABLE, Device, devices_of
@@ -55,8 +56,7 @@ class Measure:
     @property
     def label(self) -> str:
         """A column's title."""
-        size = f"{self.size_bytes // _MIB} MiB" if self.size_bytes >= _MIB else f"{self.size_bytes} B"
-        return f"{size}, {self.unit}"
+        return f"{payload_text(self.size_bytes)}, {self.unit}"
 
 
 MEASURES: Final = (

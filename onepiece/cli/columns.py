@@ -26,6 +26,11 @@ def seconds_text(seconds: float) -> str:
     return f"{hours} h {minutes} min"
 
 
+def payload_text(size_bytes: int) -> str:
+    """A payload's size as benchmarks title it: ``64 B``, ``16 MiB``."""
+    return f"{size_bytes >> 20} MiB" if size_bytes >= 1 << 20 else f"{size_bytes} B"
+
+
 def bytes_text(count: int) -> str:
     """A size in binary units: ``17 B``, ``4.0 KiB``."""
     if count < 1024:

@@ -12,28 +12,24 @@ It wants a machine that has little else to do: real nodes wait for its processor
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from attrs import evolve
 
 from onepiece.client import Client
 from onepiece.core.capacity import Demand
-from onepiece.errors import OnePieceError
 from onepiece.limits import REPORT_LINGER_SECONDS
-from onepiece.log import configure
 from onepiece.profiles import WorkflowProfile, model_of
 from onepiece.runtime.devices import parse_device
 from onepiece.runtime.profiling import ProfileOptions, profile_workflow
 from onepiece.runtime.workflows import import_workflow
 from simulations.capacity_trace import Rate, arrivals, steady, step
-from simulations.plot import draw_charts
 from simulations.validation import workflows
 from simulations.validation.compare import Finishes, compared, delays_of, simulate
 from simulations.validation.load import LoadRun, Sample, run_load
+from simulations.validation.outcome import add_outputs, carry_out
 from simulations.validation.real_set import open_real_set, places_of
 from simulations.validation.report import Validation
 
@@ -65,24 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--warm-up", type=float, default=10.0, help="seconds before that (%(default)s)")
     add("--stretch", type=float, default=1.0, metavar="X", help="stages take so many times as long")
     add("--seed", type=int, default=0, help="of the arrivals (%(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write all that was measured")
-    add("--plot", type=Path, metavar="PNG", help="draw it")
+    add_outputs(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns its exit status."""
-    configure("text", "warning")
-    try:
-        found = asyncio.run(_measure(options))
-    except (OnePieceError, OSError, RuntimeError) as error:
-        sys.stderr.write(f"validate: {error}\n")
-        return 2
-    print(found.told())
-    if options.json is not None:
-        options.json.write_text(json.dumps(found.plain(), indent=1) + "\n")
-    if options.plot is not None:
-        draw_charts(options.plot, found.charts())
-    return 0 if found.holds else 1
+    return carry_out("validate", _measure, options)
 
 
 async def _measure(options: argparse.Namespace) -> Validation:

@@ -10,26 +10,22 @@ every request has its result.
 
 import argparse
 import asyncio
-import json
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from attrs import asdict, define, field, frozen
 
 from onepiece.client import Client
 from onepiece.core.capacity import CapacityModel, Demand
-from onepiece.errors import OnePieceError
-from onepiece.log import configure
 from onepiece.profiles import model_of
 from onepiece.runtime.devices import parse_device
 from onepiece.runtime.profiling import ProfileOptions, profile_workflow
 from onepiece.runtime.workflows import import_workflow
 from simulations.capacity_trace import arrivals, step
-from simulations.plot import Chart, Line, draw_charts
+from simulations.plot import Chart, Line
 from simulations.validation.compare import WITHIN, quantile
 from simulations.validation.load import LoadRun, run_load
+from simulations.validation.outcome import add_outputs, carry_out
 from simulations.validation.real_set import open_real_set
 
 HELP: Final = "shift the demand between two workflows on real nodes, and see what moves"
@@ -53,24 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--last", type=float, default=30.0, metavar="S", help="of these the part that counts (%(default)s)")
     add("--rebalance-seconds", type=float, default=6.0, metavar="S", help="shortest window (%(default)s)")
     add("--seed", type=int, default=0, help="of the arrivals (%(default)s)")
-    add("--json", type=Path, metavar="FILE", help="write all that was measured")
-    add("--plot", type=Path, metavar="PNG", help="draw it")
+    add_outputs(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns its exit status."""
-    configure("text", "warning")
-    try:
-        found = asyncio.run(_measure(options))
-    except (OnePieceError, OSError, RuntimeError) as error:
-        sys.stderr.write(f"shift: {error}\n")
-        return 2
-    print(found.told())
-    if options.json is not None:
-        options.json.write_text(json.dumps(found.plain(), indent=1) + "\n")
-    if options.plot is not None:
-        draw_charts(options.plot, found.charts())
-    return 0 if found.holds else 1
+    return carry_out("shift", _measure, options)
 
 
 @frozen
