@@ -87,6 +87,15 @@ class LiveTimes:
         """Mean and spread in seconds; None if nothing was seen of the stage."""
         return self._of(stage, size_class) or self._of(stage, ANY_SIZE)
 
+    def mean_seconds(self, stage: str, size_class: str) -> float | None:
+        """The mean alone, as ``time`` has it."""
+        if self._heard:
+            seen = self.time(stage, size_class)
+            return None if seen is None else seen[0]
+        classes = self._own.get(stage, _NOTHING)
+        own = classes.get(size_class) or classes.get(ANY_SIZE)
+        return None if own is None else own.mean
+
     def own(self) -> tuple[SeenTime, ...]:
         """What this one has seen itself."""
         return tuple(

@@ -61,23 +61,23 @@ def test_a_sender_picks_the_fewest_of_its_own() -> None:
     for _ in range(2):
         picked = []
         for _ in range(3):
-            picked.append(dispatch.fewest(PROXY))
-            dispatch.change(PROXY, picked[-1], 1)
+            picked.append(dispatch.sender(PROXY).pick())
+            dispatch.sender(PROXY).change(picked[-1], 1)
         assert {each.number for each in picked} == {0, 1, 2}
-    dispatch.change(PROXY, instances[1], -1)
-    assert dispatch.fewest(PROXY) is instances[1]
-    dispatch.change("other", instances[1], 1)
-    assert dispatch.fewest(PROXY) is instances[1]
-    assert dispatch.fewest("other") is not instances[1]
+    dispatch.sender(PROXY).change(instances[1], -1)
+    assert dispatch.sender(PROXY).pick() is instances[1]
+    dispatch.sender("other").change(instances[1], 1)
+    assert dispatch.sender(PROXY).pick() is instances[1]
+    assert dispatch.sender("other").pick() is not instances[1]
 
 
 def test_an_instance_that_drains_is_forgotten() -> None:
     """It is not picked any more, and what it still ends changes nothing."""
     dispatch, instances = make_dispatch(2)
-    dispatch.change(PROXY, instances[0], 1)
+    dispatch.sender(PROXY).change(instances[0], 1)
     dispatch.remove(instances[0])
-    dispatch.change(PROXY, instances[0], -1)
-    assert {dispatch.fewest(PROXY).number for _ in range(4)} == {1}
+    dispatch.sender(PROXY).change(instances[0], -1)
+    assert {dispatch.sender(PROXY).pick().number for _ in range(4)} == {1}
 
 
 def test_joins_meet_in_turn() -> None:
