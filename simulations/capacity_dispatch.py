@@ -1,12 +1,18 @@
-"""Which instance a message goes to, in a simulated set: as ``ResultDeliver`` chooses, and by what it knows.
+"""Which instance a message goes to, in a simulated set: as ``RouteTable.pick`` chooses, and by what it knows.
 
-Each node that sends counts what it has under way to each instance, and picks the one with the fewest, in turn
-among equals. It knows nothing of what other nodes have sent there. The entry stages' sender is the proxy.
+Each node that sends counts what it has under way to each instance, and picks the one with the fewest, of
+equals the one it picked longest ago. It knows nothing of what other nodes have sent there. The entry stages'
+sender is the proxy. The product looks at all instances for each message; here it is the same choice among
+thousands of instances for millions of messages, so what is equal lies in heaps.
 """
 
-from collections import OrderedDict
-from typing import Generic, Protocol, TypeVar
+import heapq
+from typing import Final, Generic, Protocol, TypeVar
 
+from onepiece.core.routing import first_of
+
+_STALE: Final = 4
+"""How many entries for each instance a level may have before it is cleared of those that do not hold."""
 PROXY = ""
 """The sender of a request's inputs."""
 
@@ -25,62 +31,74 @@ InstanceT = TypeVar("InstanceT", bound=_Instance)
 
 
 class Sender(Generic[InstanceT]):
-    """What one node has under way to a stage's instances; those it has nothing to are not listed."""
+    """What one node has under way to a stage's instances."""
 
-    def __init__(self, stage: "Dispatch[InstanceT]") -> None:
+    def __init__(self, stage: "Dispatch[InstanceT]", name: str) -> None:
         self._stage = stage
+        self.name: Final = name
+        self._first = first_of(name)
         self._counts: dict[int, int] = {}
-        self._levels: list[OrderedDict[int, InstanceT]] = [OrderedDict()]
-        self._busy = 0
-        """A bit for each place among the live instances: whether anything is under way there."""
-        self._place = 0
+        """Of those that it has picked."""
+        self._picked: dict[int, int] = {}
+        self._picks = 0
+        self._known = 0
+        """A bit for each place among the live instances: whether it was picked already."""
+        self._levels: list[list[tuple[int, int, InstanceT]]] = [[]]
+        """By how much is under way: when they were picked. What holds no longer is left out when met."""
 
     def pick(self) -> InstanceT:
-        """The instance with the fewest; of equals one that has not had a turn for long."""
+        """The instance with the fewest; of equals the one picked longest ago, or never."""
         live = self._stage.live
-        if len(self._counts) == len(live):
-            lowest = next(level for level in self._levels[1:] if level)
-            return next(iter(lowest.values()))
-        self._place += 1
-        self._place += self._busy_from(self._place % len(live), len(live))
-        return live[self._place % len(live)]
+        if len(self._counts) < len(live):
+            begin = self._first % len(live)
+            return live[(begin + self._known_from(begin, len(live))) % len(live)]
+        for count, level in enumerate(self._levels):
+            while level:
+                if self._is_so(count, *level[0]):
+                    return level[0][-1]
+                heapq.heappop(level)
+        raise AssertionError("each that is live was picked, and is in the level of its count")
 
-    def _busy_from(self, place: int, count: int) -> int:
-        """How many in a row, from a place on and round, have something under way."""
-        ahead = _ones(self._busy >> place)
-        return ahead if place + ahead < count else count - place + _ones(self._busy)
+    def _known_from(self, place: int, count: int) -> int:
+        """How many in a row, from a place on and round, were picked already."""
+        ahead = _ones(self._known >> place)
+        return ahead if place + ahead < count else count - place + _ones(self._known)
 
-    def in_turn(self) -> InstanceT:
-        """The next one, whatever is under way to it."""
-        self._place += 1
-        return self._stage.live[self._place % len(self._stage.live)]
-
-    def change(self, instance: InstanceT, by: int) -> None:
-        """One more or one fewer is under way to it; no error if it was forgotten."""
+    def picked(self, instance: InstanceT, by: int = 0) -> None:
+        """It is the latest one now; so many messages go there."""
         key = instance.actor.actor_id
-        before = self._counts.get(key, 0)
-        if before:
-            del self._levels[before][key]
-        elif by < 0:
-            return
-        else:
-            self._busy |= self._stage.bit(key)
-        after = before + by
-        if after:
-            if len(self._levels) <= after:
-                self._levels.append(OrderedDict())
-            self._counts[key] = after
-            self._levels[after][key] = instance
-        else:
-            del self._counts[key]
-            self._busy ^= self._stage.bit(key)
+        if key not in self._counts:
+            self._known |= self._stage.bit(key)
+        self._picks += 1
+        self._picked[key] = self._picks
+        self._put(instance, self._counts.get(key, 0) + by)
+
+    def done(self, instance: InstanceT) -> None:
+        """One message is not under way any more; no error if the instance was forgotten."""
+        count = self._counts.get(instance.actor.actor_id, 0)
+        if count:
+            self._put(instance, count - 1)
+
+    def _put(self, instance: InstanceT, count: int) -> None:
+        key = instance.actor.actor_id
+        self._counts[key] = count
+        while len(self._levels) <= count:
+            self._levels.append([])
+        level = self._levels[count]
+        heapq.heappush(level, (self._picked[key], key, instance))
+        if len(level) > _STALE * len(self._counts):
+            level[:] = [entry for entry in level if self._is_so(count, *entry)]
+            heapq.heapify(level)
+
+    def _is_so(self, count: int, picked: int, key: int, _instance: InstanceT) -> bool:
+        """Whether an entry still says how it is."""
+        return self._counts.get(key) == count and self._picked[key] == picked
 
     def forget(self, actor_id: int) -> None:
         """It takes nothing any more, and those behind it have moved up."""
-        count = self._counts.pop(actor_id, 0)
-        if count:
-            del self._levels[count][actor_id]
-        self._busy = sum(map(self._stage.bit, self._counts))
+        self._counts.pop(actor_id, None)
+        self._picked.pop(actor_id, None)
+        self._known = sum(map(self._stage.bit, self._counts))
 
 
 def _ones(bits: int) -> int:
@@ -115,12 +133,15 @@ class Dispatch(Generic[InstanceT]):
         return self._bits[actor_id]
 
     def meeting(self) -> InstanceT:
-        """Where the inputs of a request's join are to meet: the proxy has nothing under way there itself."""
-        return self.sender(PROXY).in_turn()
+        """Where the inputs of a request's join are to meet; nothing is sent there yet."""
+        proxy = self.sender(PROXY)
+        instance = proxy.pick()
+        proxy.picked(instance)
+        return instance
 
     def sender(self, name: str) -> Sender[InstanceT]:
         """One node's view of them."""
         found = self._senders.get(name)
         if found is None:
-            found = self._senders[name] = Sender(self)
+            found = self._senders[name] = Sender(self, name)
         return found

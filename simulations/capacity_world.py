@@ -57,6 +57,8 @@ class Delays:
     """From the end of a stage until its worker begins with what waits."""
     news: float = 0.0
     """From the end of a stage until the node that sent its input has heard of it."""
+    proxy_news: float = 0.0
+    """The same where that was the proxy."""
 
 
 @frozen
@@ -216,7 +218,7 @@ class World:
         instance = request.joins.get(place) if step.is_join else None
         if instance is None or instance.drains:
             instance = self._random.choice(dispatch.live) if step.is_join else sending.pick()
-        sending.change(instance, 1)
+        sending.picked(instance, 1)
         instance.outstanding += 1
         self._count_present(step.stage, request.demand, 1)
         task = _Task(request, place, sending, instance)
@@ -282,10 +284,11 @@ class World:
         for task in tasks:
             request, place, sender, _ = task
             demand = request.demand
-            if delays.news:
-                self._at(now + delays.news, self._hear, task)
+            news = delays.proxy_news if sender.name == PROXY else delays.news
+            if news:
+                self._at(now + news, self._hear, task)
             else:
-                sender.change(instance, -1)
+                sender.done(instance)
             step = self._ways[demand].steps[place]
             if not isinstance(instance.queue, deque):
                 instance.times.note(step.name, self._kinds[demand][1], seconds)
@@ -305,7 +308,7 @@ class World:
 
     def _hear(self, task: _Task, _now: float) -> None:
         """A sender hears that an instance is done with one of its messages."""
-        task.sender.change(task.instance, -1)
+        task.sender.done(task.instance)
 
     def _turn(self, instance: _Instance, now: float) -> None:
         """A worker is free."""

@@ -32,6 +32,7 @@ from simulations.validation.load import LoadRun, Sample, run_load
 from simulations.validation.outcome import add_outputs, carry_out
 from simulations.validation.real_set import open_real_set, places_of
 from simulations.validation.report import Validation
+from transports.sender_pace import FIRST_LOOK_SECONDS
 
 HELP: Final = "run workflows on real nodes and in the simulated set, and compare throughput and P95"
 MODULE: Final = "simulations.validation.workflows"
@@ -44,6 +45,8 @@ STEP: Final = (
     {"video": 1.0, "picture": 6.0, "collage": 3.0},
 )
 """Requests a second before and behind the step: only their proportions count, the load is ``--step``."""
+NEWS_SECONDS: Final = (FIRST_LOOK_SECONDS + REPORT_LINGER_SECONDS, REPORT_LINGER_SECONDS)
+"""By nodes and by the proxy: nodes have to see that the output was taken before they say so."""
 CALIBRATIONS: Final = 4
 CROWDED: Final = "collage"
 CROWD: Final = 20
@@ -78,7 +81,7 @@ async def _measure(options: argparse.Namespace) -> Validation:
         inputs = _inputs(demands, options.stretch)
         samples = await _calibrate(client, demands, inputs)
         crowd = await _crowd(client, demands, inputs)
-        delays = delays_of(model, demands, samples, crowd, REPORT_LINGER_SECONDS)
+        delays = delays_of(model, demands, samples, crowd, NEWS_SECONDS)
         found = Validation(model, demands, await places_of(client), delays)
         for load in options.loads:
             await _steady(client, found, load, options)

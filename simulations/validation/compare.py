@@ -128,7 +128,7 @@ def delays_of(
     demands: Sequence[Demand],
     samples: Sequence[Sample],
     crowd: Sequence[Sample],
-    news: float,
+    news: tuple[float, float],
 ) -> Delays:
     """What passes beside the stages' times, as means.
 
@@ -137,7 +137,7 @@ def delays_of(
         demands: By number.
         samples: Requests that waited for nobody.
         crowd: Requests that came at once: where they wait, a worker turns from one to the next.
-        news: Taken as it is.
+        news: Taken as they are: of other nodes, and of the proxy.
     """
     entry, hop, leave = [], [], []
     for sample in samples:
@@ -148,7 +148,7 @@ def delays_of(
             else:
                 entry.append(spans[step.name].begun_at - sample.submitted_at)
         leave.append(sample.done_at - max(span.ended_at for span in spans.values()))
-    return Delays(_mean(entry), _mean(hop), _mean(leave), _mean(turns_of(model, demands, crowd)), news)
+    return Delays(_mean(entry), _mean(hop), _mean(leave), _mean(turns_of(model, demands, crowd)), *news)
 
 
 def turns_of(model: CapacityModel, demands: Sequence[Demand], samples: Sequence[Sample]) -> list[float]:

@@ -49,7 +49,7 @@ def test_stages_that_are_sent_to_by_turns_have_turns_of_their_own() -> None:
         for number, stage in enumerate(["left", "left", "right", "right"])
     )
     routes = SimpleNamespace(table=RouteTable(RouteEpoch(1, 1), actors=actors))
-    env = cast("Environment", SimpleNamespace(routes=routes, under_way=UnderWay()))
+    env = cast("Environment", SimpleNamespace(routes=routes, under_way=UnderWay(), node_id="n"))
     deliver = ResultDeliver(env)
     chosen = [deliver.choose(stage) for _ in range(4) for stage in ("left", "right")]
     counts = [sum(each is actor for each in chosen) for actor in actors]
