@@ -207,6 +207,8 @@ class World:
         }
 
     def _count_present(self, stage: str, number: int, by: int) -> None:
+        if self._options.timeout_seconds is None:
+            return  # nobody is asked
         present, kind = self._present[stage], self._kinds[number]
         present[kind] = present.get(kind, 0) + by
 

@@ -51,6 +51,7 @@ CALIBRATIONS: Final = 4
 CROWDED: Final = "collage"
 CROWD: Final = 20
 SAMPLES: Final = 12
+SIMULATIONS: Final = 20
 Inputs: TypeAlias = "list[dict[str, Any]]"
 """By demand."""
 
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--loads", type=float, nargs="*", default=LOADS, metavar="X", help="default: %(default)s")
     add("--step", type=float, default=0.8, metavar="X", help="load on both sides of the step (%(default)s)")
-    add("--seconds", type=float, default=60.0, help="measured at each load (%(default)s)")
+    add("--seconds", type=float, default=45.0, help="measured at each load (%(default)s)")
     add("--warm-up", type=float, default=10.0, help="seconds before that (%(default)s)")
     add("--stretch", type=float, default=1.0, metavar="X", help="stages take so many times as long")
     add("--seed", type=int, default=0, help="of the arrivals (%(default)s)")
@@ -163,11 +164,14 @@ async def _both(
     rates: Sequence[Rate],
     seconds: float,
     options: argparse.Namespace,
-) -> tuple[LoadRun, Finishes]:
+) -> tuple[LoadRun, list[Finishes]]:
     sys.stderr.write(f"{name}\n")
     trace = arrivals(rates, seconds, options.seed)
     run = await run_load(client, found.demands, _inputs(found.demands, options.stretch), trace)
     last = max(sample.done_at for sample in run.samples) - run.began_at
-    simulated = simulate(found.model, found.demands, found.places, found.delays, run, 2 * last)
-    found.note(name, run, simulated)
+    simulated = [
+        simulate(found.model, found.demands, found.places, found.delays, run, 2 * last, seed)
+        for seed in range(SIMULATIONS)
+    ]
+    found.note(name, run, simulated[0])
     return run, simulated

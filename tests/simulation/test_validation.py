@@ -155,7 +155,7 @@ def validation(slower: float) -> Validation:
     found = Validation(MODEL, DEMANDS, PLACES, Delays())
     run = real_run(slower)
     simulated = simulate(MODEL, DEMANDS, PLACES, Delays(), run, 2 * SECONDS)
-    found.rows.append(compared("load 0.75", 0.75, run, simulated, 20.0, SECONDS))
+    found.rows.append(compared("load 0.75", 0.75, run, [simulated], 20.0, SECONDS))
     found.note("load 0.75", run, simulated)
     return found
 
@@ -169,6 +169,18 @@ def test_what_is_alike_holds_and_what_is_not_does_not() -> None:
     assert alike.rows[0].requests > 200
     assert not slower.holds
     assert slower.rows[0].p95_difference == pytest.approx(1 / 1.2 - 1, abs=0.02)
+
+
+def test_the_simulated_side_is_the_mean_of_its_runs() -> None:
+    """So are rate, P95 and mean; the range is that of the P95s."""
+    run = real_run()
+    one, other = (simulate(MODEL, DEMANDS, PLACES, Delays(hop=hop), run, 2 * SECONDS) for hop in (0.0, 0.5))
+    row = compared("both", 0.75, run, [one, other], 20.0, SECONDS)
+    alone = [compared("one", 0.75, run, [each], 20.0, SECONDS).simulated for each in (one, other)]
+    assert row.p95_range == (alone[0].p95_seconds, alone[1].p95_seconds)
+    assert row.simulated.p95_seconds == pytest.approx(sum(row.p95_range) / 2)
+    assert row.simulated.mean_seconds == pytest.approx((alone[0].mean_seconds + alone[1].mean_seconds) / 2)
+    assert row.simulated.rate == pytest.approx((alone[0].rate + alone[1].rate) / 2)
 
 
 def test_a_request_without_a_result_is_no_measurement() -> None:
