@@ -64,14 +64,14 @@ class Sender(Generic[InstanceT]):
         ahead = _ones(self._known >> place)
         return ahead if place + ahead < count else count - place + _ones(self._known)
 
-    def picked(self, instance: InstanceT, by: int = 0) -> None:
-        """It is the latest one now; so many messages go there."""
+    def picked(self, instance: InstanceT) -> None:
+        """It is the latest one now; a message goes there."""
         key = instance.actor.actor_id
         if key not in self._counts:
             self._known |= self._stage.bit(key)
         self._picks += 1
         self._picked[key] = self._picks
-        self._put(instance, self._counts.get(key, 0) + by)
+        self._put(instance, self._counts.get(key, 0) + 1)
 
     def done(self, instance: InstanceT) -> None:
         """One message is not under way any more; no error if the instance was forgotten."""
@@ -133,7 +133,7 @@ class Dispatch(Generic[InstanceT]):
         return self._bits[actor_id]
 
     def meeting(self) -> InstanceT:
-        """Where the inputs of a request's join are to meet; nothing is sent there yet."""
+        """Where the inputs of a request's join are to meet: for the proxy that counts as one message."""
         proxy = self.sender(PROXY)
         instance = proxy.pick()
         proxy.picked(instance)

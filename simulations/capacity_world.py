@@ -220,7 +220,7 @@ class World:
         instance = request.joins.get(place) if step.is_join else None
         if instance is None or instance.drains:
             instance = self._random.choice(dispatch.live) if step.is_join else sending.pick()
-        sending.picked(instance, 1)
+        sending.picked(instance)
         instance.outstanding += 1
         self._count_present(step.stage, request.demand, 1)
         task = _Task(request, place, sending, instance)
@@ -286,12 +286,10 @@ class World:
         for task in tasks:
             request, place, sender, _ = task
             demand = request.demand
-            news = delays.proxy_news if sender.name == PROXY else delays.news
-            if news:
-                self._at(now + news, self._hear, task)
-            else:
-                sender.done(instance)
+            self._hear(sender, instance, now)
             step = self._ways[demand].steps[place]
+            if place in request.joins:
+                self._hear(self._dispatch[stage].sender(PROXY), request.joins[place], now)
             if not isinstance(instance.queue, deque):
                 instance.times.note(step.name, self._kinds[demand][1], seconds)
             self._count_present(stage, demand, -1)
@@ -308,9 +306,14 @@ class World:
         else:
             self._turn(instance, now)
 
-    def _hear(self, task: _Task, _now: float) -> None:
-        """A sender hears that an instance is done with one of its messages."""
-        task.sender.done(task.instance)
+    def _hear(self, sender: "Sender[_Instance]", instance: _Instance, now: float) -> None:
+        """Let a sender hear, in its time, that an instance is done with one of its messages."""
+        delays = self._options.delays
+        news = delays.proxy_news if sender.name == PROXY else delays.news
+        if news:
+            self._at(now + news, _heard, (sender, instance))
+        else:
+            sender.done(instance)
 
     def _turn(self, instance: _Instance, now: float) -> None:
         """A worker is free."""
@@ -462,3 +465,8 @@ class _Run(NamedTuple):
     instance: _Instance
     tasks: list[_Task]
     seconds: float
+
+
+def _heard(both: "tuple[Sender[_Instance], _Instance]", _now: float) -> None:
+    sender, instance = both
+    sender.done(instance)

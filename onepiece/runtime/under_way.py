@@ -3,8 +3,9 @@
 A message counts for its actor from its sending until the actor's stage has handed on what it made of it: an
 output until its retainer lets go of it, a request's inputs until their stage is reported finished. Both are
 told a moment late (``REPORT_LINGER_SECONDS``, and for an output another look at its target's ring), and for
-all actors alike. What other nodes have sent there is not known here; nor is a message that nobody retains,
-which counts only while it is sent.
+all actors alike. A join counts at its request's owner like inputs, from when that one chose where it meets.
+What other nodes have sent there is not known here; nor is a message that nobody retains, which counts only
+while it is sent.
 """
 
 from collections import Counter

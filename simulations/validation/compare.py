@@ -4,8 +4,8 @@ Rates are of requests that were done within a part of the run, and so are latenc
 behind the part's end counts in neither.
 
 The set is chaotic: times that differ by a millisecond let another request be first somewhere, and all is
-different from there on. So the simulated side is the mean of several runs, which differ in what they draw; the
-least and the largest P95 among them say how far one run, the real one too, may be off by chance.
+different from there on. So the simulated side is the mean of several runs, which differ in what they draw.
+The least and the largest P95 among them say how far one run, the real one too, may be off by chance.
 """
 
 import itertools

@@ -76,11 +76,11 @@ def test_a_sender_picks_the_fewest_of_its_own() -> None:
         picked = []
         for _ in range(3):
             picked.append(dispatch.sender(PROXY).pick())
-            dispatch.sender(PROXY).picked(picked[-1], 1)
+            dispatch.sender(PROXY).picked(picked[-1])
         assert {each.number for each in picked} == {0, 1, 2}
     dispatch.sender(PROXY).done(instances[1])
     assert dispatch.sender(PROXY).pick() is instances[1]
-    dispatch.sender("other").picked(instances[1], 1)
+    dispatch.sender("other").picked(instances[1])
     assert dispatch.sender(PROXY).pick() is instances[1]
     assert dispatch.sender("other").pick() is not instances[1]
 
@@ -103,13 +103,14 @@ def test_the_simulated_choice_is_the_product_s(count: int, steps: list[tuple[str
             case "send":
                 instance, key = sender.pick(), OutputKey(str(number), "a", "b")
                 assert instance.number == expected.actor_id
-                sender.picked(instance, 1)
+                sender.picked(instance)
                 known.sent(key, instance.number)
                 sent.append((key, instance))
             case "meet":
-                met = dispatch.meeting()
+                met, key = dispatch.meeting(), OutputKey(str(number), "a", "b")
                 assert met.number == expected.actor_id
-                known.pick(met.number)
+                known.sent(key, met.number)
+                sent.append((key, met))
             case "done" if sent:
                 key, instance = sent.pop(place % len(sent))
                 known.done(key)
@@ -124,7 +125,7 @@ def test_the_simulated_choice_is_the_product_s(count: int, steps: list[tuple[str
 def test_an_instance_that_drains_is_forgotten() -> None:
     """It is not picked any more, and what it still ends changes nothing."""
     dispatch, instances = make_dispatch(2)
-    dispatch.sender(PROXY).picked(instances[0], 1)
+    dispatch.sender(PROXY).picked(instances[0])
     dispatch.remove(instances[0])
     dispatch.sender(PROXY).done(instances[0])
     assert {dispatch.sender(PROXY).pick().number for _ in range(4)} == {1}
