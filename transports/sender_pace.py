@@ -5,8 +5,7 @@ from typing import Final
 
 from attrs import define, field
 
-FIRST_LOOK_SECONDS: Final = 0.1
-_SECONDS: Final = (FIRST_LOOK_SECONDS, 0.25)
+_SECONDS: Final = (0.1, 0.25)
 """First and longest time between two looks. Nobody waits for one but ``drained``, and each costs both
 sides about as much as a message."""
 _DRAINING_SECONDS: Final = (0.005, 0.01)
