@@ -410,7 +410,7 @@ class DrainingSet:
 @register
 @frozen
 class Farewell:
-    """A node has stopped in order."""
+    """A node has stopped in order; a store node says so to the others, too."""
 
     node_id: str
     incarnation: int
