@@ -26,6 +26,7 @@ from typing import TypeAlias
 from attrs import field, frozen
 
 from transports.address import Address
+from transports.errors import ExportGone
 from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded
 
 
@@ -203,7 +204,10 @@ class Region(ABC):
         ``ExportGone`` if the export ended or has another length, ``OperationTimeout`` if nothing comes.
         Then, and after a cancellation, ``into`` may still be written to: use other memory the next time.
         """
-        raise AssertionError(f"{type(self).__name__} pulls nothing")
+        raise ExportGone(
+            f"session {session} offers {len(into)} bytes under a key of {len(key)}, and"
+            f" {type(self).__name__} pulls nothing"
+        )
 
     @abstractmethod
     def nudge(self) -> None:

@@ -25,13 +25,14 @@ from transports.address import Address
 from transports.background import Background
 from transports.driver import RegionRun, run_on_region
 from transports.errors import ChannelClosed, IdentityRefused, TransportError
+from transports.hashing import HASH_ELSEWHERE_BYTES, hash_patiently
 from transports.introductions import Hello, Welcome
 from transports.memory import Accepted, Listener, Region
 from transports.operations import Bytes, Pull
 from transports.region_memory import fresh_memory
 from transports.ring import Consumer, Geometry
 from transports.ring import Delivery as RingDelivery
-from transports.ring.layout import GENERATION_MAX, hash_payload
+from transports.ring.layout import GENERATION_MAX
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -40,9 +41,6 @@ PULLED_BYTES_MAX: Final = 1 << 30
 DEFAULT_GEOMETRY: Final = Geometry(slot_count=1024, payload_bytes=64 << 20, session_count=64)
 
 _REFUSED_MAX: Final = 4096
-_HASH_ELSEWHERE_BYTES: Final = 4 << 20
-"""From this length on a payload is hashed in a thread: the event loop would stand for longer than the
-thread costs."""
 _POLLS_BEFORE_YIELD: Final = 64
 """Deliveries in a row after which ``receive`` lets other tasks run, though more are waiting."""
 
@@ -90,7 +88,7 @@ class _PatientConsumer(Consumer):
         computed, self.computed = self.computed, None
         if computed is not None:
             return computed
-        if not self.hashes_here and sum(map(len, payload)) >= _HASH_ELSEWHERE_BYTES:
+        if not self.hashes_here and sum(map(len, payload)) >= HASH_ELSEWHERE_BYTES:
             raise _HashElsewhere(payload)
         return super()._hash_payload(payload)
 
@@ -324,7 +322,7 @@ class Receiver:
     async def _hash(self, payload: Sequence[Bytes]) -> None:
         before = self._notifications
         ended = self._sessions_ended
-        computed = await asyncio.to_thread(hash_payload, payload)
+        computed = await hash_patiently(payload)
         self._hashing = False
         if ended != self._sessions_ended:
             self._wake()  # whoever waits polls again, and finds the payload where it is now
@@ -379,7 +377,7 @@ class Receiver:
         except (TransportError, OSError) as error:
             _LOG.warning("%s cannot be had: %s", what, error)
             return None
-        self._consumer.computed = await asyncio.to_thread(hash_payload, (into,))
+        self._consumer.computed = await hash_patiently((into,))
         return into
 
     def _hand_over(self, held: RingDelivery | None) -> Delivery | None:

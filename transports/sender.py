@@ -41,8 +41,9 @@ from transports.errors import (
     SessionFenced,
     TransportError,
 )
+from transports.hashing import hash_patiently
 from transports.operations import Bytes, Pause, PauseReason
-from transports.ring.layout import BYTE_MAX, hash_payload
+from transports.ring.layout import BYTE_MAX
 from transports.sender_link import Link, Session
 from transports.sender_pace import Pace
 from transports.sender_request import Abandoned, Begun, Request, Undelivered
@@ -358,7 +359,7 @@ class Sender:
                 )
             attempt += 1
             await wait(Pause(PauseReason.FULL, attempt))
-        message_hash = await asyncio.to_thread(hash_payload, message.buffers)
+        message_hash = await hash_patiently(message.buffers)
         offer = lender.lend(message.number, message.buffers, length, message_hash)
         try:
             await self._post(message, (offer,), may_wait=may_wait, wait=wait, pull=True)

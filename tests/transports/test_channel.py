@@ -14,11 +14,11 @@ from transports import (
     HandshakeRefused,
     Leniency,
     PeerLost,
-    receiver,
+    hashing,
 )
+from transports.hashing import HASH_ELSEWHERE_BYTES
 from transports.local import LocalTransport
 from transports.operations import Bytes
-from transports.receiver import _HASH_ELSEWHERE_BYTES
 from transports.ring.layout import hash_payload
 from transports.tcp import TcpTransport
 from transports.testing import Faults, FaultyTransport, Setting, until
@@ -27,7 +27,7 @@ from transports.testing.setting import raised
 
 LARGE = Geometry(slot_count=8, payload_bytes=16 << 20, session_count=4)
 STRICT = Leniency(lease_seconds=0.2, slowest_bytes_per_second=1e9)
-LENGTH = _HASH_ELSEWHERE_BYTES + 1000
+LENGTH = HASH_ELSEWHERE_BYTES + 1000
 
 _NAMES = count()
 
@@ -102,7 +102,7 @@ async def test_damaged_large_payload_is_not_hashed_all_the_time(
         hashed += 1
         return hash_payload(payload)
 
-    monkeypatch.setattr(receiver, "hash_payload", hash_and_count)
+    monkeypatch.setattr(hashing, "hash_payload", hash_and_count)
     faults = Faults(
         random.Random(1), flip_chance=1.0, remaining=1, flips_wanted=lambda write: write.length > 4096
     )

@@ -3,11 +3,12 @@
 from itertools import count
 
 import pytest
+from attrs import evolve
 
 from transports.address import Address
 from transports.errors import UnknownScheme
 from transports.local import LocalTransport
-from transports.memory import Options
+from transports.memory import Capabilities, Options, RemoteMemory
 from transports.registry import transport_for
 from transports.tcp import TcpTransport
 from transports.testing import (
@@ -17,6 +18,8 @@ from transports.testing import (
     Maker,
     Setting,
 )
+from transports.testing.forwarding import ForwardingMemory
+from transports.testing.large_checks import LARGE_CHANNEL_CHECKS, LARGE_MEMORY_CHECKS
 
 _NAMES = count()
 
@@ -47,6 +50,32 @@ def ucx() -> Setting:
 
 
 MAKERS = [local, tcp, tcp_with_secret, ucx]
+
+
+class _WithoutExports(ForwardingMemory):
+    """A session of a transport that exports nothing."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As inside, but for that."""
+        return evolve(super().capabilities, pull_share=0.0)
+
+
+class _WithoutExportsTransport(LocalTransport):
+    """Opens such sessions."""
+
+    async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
+        """Open one."""
+        return _WithoutExports(await super().connect(address, hello, options))
+
+
+@pytest.mark.parametrize(
+    "check", [*LARGE_MEMORY_CHECKS, *LARGE_CHANNEL_CHECKS], ids=lambda check: check.__name__
+)
+async def test_without_exports(check: Check) -> None:
+    """A transport that exports nothing refuses what its ring cannot hold, and passes."""
+    address = Address.parse(f"local://conformance-{next(_NAMES)}")
+    await check(Setting(_WithoutExportsTransport(), address))
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)

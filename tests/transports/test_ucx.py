@@ -25,9 +25,9 @@ from transports.errors import (
     PeerLost,
     ProtocolError,
 )
+from transports.hashing import HASH_ELSEWHERE_BYTES
 from transports.memory import Options, RemoteMemory
 from transports.operations import Chain, CompareAndSwap, Guarded, Write
-from transports.receiver import _HASH_ELSEWHERE_BYTES
 from transports.registry import transport_for
 from transports.ring import Geometry
 from transports.tcp import TcpTransport
@@ -211,7 +211,7 @@ async def test_senders_say_what_carries_them() -> None:
 @needs_libucp
 async def test_a_large_payload_is_read_where_it_is_now() -> None:
     """The memory is replaced while a large payload is being hashed: it arrives whole from the new memory."""
-    size = _HASH_ELSEWHERE_BYTES + 4096
+    size = HASH_ELSEWHERE_BYTES + 4096
     body = os.urandom(size)
     async with (
         UcxTransport().listen(HERE, SECRET) as listener,
