@@ -16,7 +16,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests in which somebody is judged by heartbeats or leases: they come first on the processors.
 SERVING := tests/acceptance tests/client tests/node tests/runtime tests/stages tests/core/test_etcd.py tests/transports/test_processes.py
 
-.PHONY: demo test test-rdma test-rdma-quick test-serving test-parts setup setup-test lint explore explore-full chaos simulate validate bench clean
+.PHONY: demo test test-rdma test-rdma-quick test-serving test-parts setup setup-test lint explore explore-full chaos leaders simulate validate bench clean
 
 demo: setup
 	$(BIN)/python -m stages.demo
@@ -65,6 +65,10 @@ explore-full: setup-test
 
 chaos: setup-test
 	$(BIN)/python -m simulations chaos --seconds $(SECONDS)
+
+# Needs an etcd; Debian has it as etcd-server.
+leaders: setup-test
+	$(BIN)/python -m simulations leaders --seconds $(SECONDS)
 
 simulate: setup-test
 	$(BIN)/python -m simulations cluster --seed $(SEED) --seeds $(SEEDS) --jobs $(JOBS)
