@@ -10,7 +10,7 @@ import pytest
 import onepiece
 from onepiece.client import Client
 from onepiece.errors import RequestCancelled, UnknownRequest
-from onepiece.requests import RequestState
+from onepiece.requests import EventKind, RequestState
 from tests.node import hop_stages
 from tests.node.hop_crashes import HopSet, Trap, open_hop_set, set_trap
 from tests.node.proxy_set import until
@@ -86,6 +86,9 @@ async def test_any_proxy_tells_the_end(tmp_path: Path, monkeypatch: pytest.Monke
         await a_set.die("proxy-1")
         assert (await other.attach(cancelled.uid).wait()).state is RequestState.CANCELLED
         assert (await other.attach(finished.uid).wait()).state is RequestState.FINISHED
+        [end] = [event async for event in other.attach(finished.uid).events(after=7)]
+        assert end.kind is EventKind.FINISHED
+        assert [event async for event in other.attach(finished.uid).events(after=end.sequence)] == []
 
 
 @pytest.mark.timeout(90)
