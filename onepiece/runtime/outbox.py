@@ -23,8 +23,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
-from attrs import frozen
-
 from onepiece._repetitions import Repetitions
 from onepiece.codec import encode_control
 from onepiece.errors import NodeUnreachable, PayloadTooLarge
@@ -37,11 +35,13 @@ from onepiece.limits import (
 from onepiece.log import get_logger
 from onepiece.messages import KIND_CONTROL, Consumed
 from onepiece.runtime.control_queue import ControlQueue, control_frame
+from onepiece.runtime.link_view import LinkView
 from onepiece.runtime.reports import Report, ReportQueue
 from transports import (
     Address,
     Bytes,
     ChannelClosed,
+    HttpAnswered,
     IdentityRefused,
     MessageTooLarge,
     Options,
@@ -63,21 +63,6 @@ Lost = Callable[[], Coroutine[Any, Any, None]]
 Taken = Callable[[], None]
 OpenLink = Callable[[str], AbstractAsyncContextManager[Sender]]
 """Opens the way to an address; entering raises ``TransportError``."""
-
-
-@frozen
-class LinkView:
-    """A link as it is now."""
-
-    address: str
-    wire: str | None
-    """What carries its bytes, as the transport names it; None: it is not open yet."""
-    not_taken: int
-    """Messages that were sent and that the peer was not seen to take."""
-    queued: int
-    """Control messages and reports that were not sent yet."""
-    lent_bytes: int
-    """Of messages that the peer has not pulled yet."""
 
 
 class _Link:
@@ -107,6 +92,8 @@ class _Link:
         self.is_disowned = False
         self.was_refused = False
         """The peer takes nothing from this life of the node any more."""
+        self.http_answered: str | None = None
+        """What was wrong, if the address is that of an HTTP server."""
 
     def close(self) -> None:
         """End the link; one that is still being opened is given up at once."""
@@ -227,7 +214,9 @@ class _Link:
                         task.cancel()
         except* TransportError as errors:
             self.was_refused = errors.subgroup(IdentityRefused) is not None
-            self._fail(errors.exceptions[0])
+            error = errors.exceptions[0]
+            self.http_answered = str(error) if isinstance(error, HttpAnswered) else None
+            self._fail(error)
         finally:
             if not self.ready.done():
                 self.ready.cancel()
@@ -298,6 +287,8 @@ class Outbox:
         """Control messages that were given up, by the reason."""
         self.on_refused: Callable[[], None] = lambda: None
         """Called when a peer takes nothing from this life of the node any more: it was declared dead."""
+        self.on_http_answered: Callable[[str, str], None] = lambda *_: None
+        """Called with an address at which an HTTP server answers, and what is wrong."""
 
     async def send(
         self,
@@ -453,6 +444,8 @@ class Outbox:
                     self._tasks.create_task(on_lost())
         if link.was_refused and life == self._lives:
             self.on_refused()
+        if link.http_answered is not None:
+            self.on_http_answered(link.address, link.http_answered)
 
 
 @contextlib.asynccontextmanager
