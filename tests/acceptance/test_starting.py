@@ -148,7 +148,7 @@ def test_submit_immediately_after_start(tmp_path: Path) -> None:
 
 
 def test_everything_in_one_process(tmp_path: Path) -> None:
-    """One node with all roles serves a workflow by itself."""
+    """One node with all roles serves a workflow by itself (fault 111)."""
     with open_set(tmp_path / "set") as a_set:
         a_set.start(*ALL_IN_ONE, "--workflow", "stages.echo:echo")
         a_set.wait_ready()
@@ -157,7 +157,7 @@ def test_everything_in_one_process(tmp_path: Path) -> None:
 
 
 def test_stage_that_fits_nowhere(tmp_path: Path) -> None:
-    """Readiness and submission name the stage, its need and what the devices have; others are served."""
+    """Readiness and submission name the stage, its need and what there is; others are served (fault 119)."""
     with open_set(tmp_path / "set") as a_set:
         workflows = ("--workflow", "tests.acceptance.own_stages:too_large", "--workflow", "stages.echo:echo")
         a_set.start(*ALL_IN_ONE, *workflows)

@@ -123,7 +123,7 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_proxy_that_drains(pair: NodeSet) -> None:
-    """It finishes its requests, takes no new ones, says so, and is not ready while it still answers."""
+    """It finishes its requests, takes no new ones, and is not ready while it still answers (fault 129)."""
     api = pair.api()
     uid = started(api, "second", seconds=[0.0, 1.5, 0.0])
     with concurrent.futures.ThreadPoolExecutor(1) as threads:

@@ -28,7 +28,7 @@ def blocks(text: str) -> list[dict[str, str]]:
 
 
 async def test_events_come_as_they_happen_and_end_with_the_final_one() -> None:
-    """Each has its id, its kind and its JSON; bytes of a preview are in base64."""
+    """Each has its id, its kind and its JSON; bytes of a preview are in base64 (fault 109)."""
     async with proxy() as served:
         uid = await served.submit()
         async with served.http.stream("GET", f"/v1/requests/{uid}/events") as answer:
