@@ -17,7 +17,7 @@ def placement_text(found: Mapping[str, Any]) -> str:
         head = ["MOVE", "STAGE", "FROM", "WHERE", "AGO", "WHY"]
         parts.append(columns(head, [_move_row(move) for move in found["moves"]]))
     why = found["reason"] or "nothing was looked at yet"
-    counted = f"{found['done']} moves done, {found['abandoned']} abandoned"
+    counted = f"{found['done']} moves done, {found['given_back']} given back, {found['abandoned']} abandoned"
     parts.append(f"rebalance: {found['mode']}; {counted}; {why}")
     return "\n\n".join(parts)
 
@@ -42,7 +42,7 @@ def _move_row(move: Mapping[str, Any]) -> Sequence[str]:
     return [
         move["outcome"],
         move["stage"],
-        move["donor"] or "idle",
+        "-" if move["donor"] == move["stage"] else move["donor"] or "idle",
         f"{move['node']}: {','.join(move['devices'])}",
         _seconds(move["seconds_ago"]),
         move["reason"],

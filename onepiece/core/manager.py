@@ -323,7 +323,7 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
             return []
         effects: list[ManagerEffect] = []
         for proposal in self._balance.handle(self._placement.seen(), now):
-            effects += self._place(MovesOrdered(proposal.moves), now)
+            effects += self._place(MovesOrdered(proposal.moves, proposal.gives_back), now)
         return effects
 
     def view(self, now: float) -> PlacementView:

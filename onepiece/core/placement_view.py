@@ -14,7 +14,7 @@ from onepiece.core.balance import BalanceMachine
 from onepiece.core.inventory import RegisteredWorkflow, StageNeed, users_of
 from onepiece.core.move_board import StageLimits
 from onepiece.core.move_book import MoveBook
-from onepiece.core.pending_move import PendingMove
+from onepiece.core.pending_move import MovePhase, PendingMove
 
 _MOVES_SHOWN_MAX = 32
 
@@ -43,7 +43,10 @@ class StageView:
 
 @frozen
 class MoveView:
-    """A move: ``outcome`` is "advised", its phase, "done" or "abandoned"; ``reason`` says why."""
+    """A move: ``outcome`` is "advised", its phase, "done", "given back" or "abandoned"; ``reason`` says why.
+
+    Where an instance is given back, nothing comes: ``stage`` and ``donor`` are that of the actor that ends.
+    """
 
     outcome: str
     stage: str
@@ -69,6 +72,8 @@ class PlacementView:
     done: int
     """Moves since the manager began."""
     abandoned: int
+    given_back: int = 0
+    """Instances that were not needed, since the manager began."""
     reason: str | None = None
 
 
@@ -113,6 +118,7 @@ def view_of(
         rates=dict(balance.rates),
         done=book.done,
         abandoned=book.abandoned,
+        given_back=book.given_back,
         reason=decision.reason if decision is not None else None,
     )
 
@@ -142,8 +148,12 @@ def _moves(
                     f"{gain}, and lose {move.cost_requests:.0f} meanwhile",
                 )
             )
+        for give in balance.latest.gives_back:
+            where = (give.stage, give.stage, give.node_id, give.devices, (give.actor_id,), None)
+            shown.append(MoveView("advised to give back", *where, give.reason))
     for ended in reversed(book.ended):
-        outcome = "done" if ended.problem is None else "abandoned"
+        is_given_back = ended.move.phase is MovePhase.GIVING_BACK
+        outcome = "abandoned" if ended.problem else "given back" if is_given_back else "done"
         reason = ended.problem or ended.move.reason
         shown.append(_shown(ended.move, outcome, reason, max(0.0, now - ended.ended_at)))
     return tuple(shown)
