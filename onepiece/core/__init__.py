@@ -20,6 +20,7 @@ moving_actors  the orders that carry out moves
 move_book      what becomes of the moves under way
 balance        how busy stages are, by what nodes report, and so what moves
 moves          which instances should change their stage under a load (a pure function)
+idle_devices   which devices no actor uses (and what they are lent to)
 give_back      which instances a load does not need (a pure function)
 rebalance      when instances should change their stage, or go
 routing        which actor a message goes to

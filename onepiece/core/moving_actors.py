@@ -2,7 +2,7 @@
 
 ``move_book`` says what comes next, and this gives the orders. What it promises:
 
-* The book is in a ``KeepMoves`` effect before the orders that rely on it; a manager that restarts goes on by it.
+* The book is in a ``KeepMoves`` effect before the orders that rely on it: a restarted manager goes on by it.
 * Nothing begins before workers have gathered, nor what does not fit the actors as they are any more.
 * An old actor is told to end once, and told so again only as any order is that was lost.
 """

@@ -35,6 +35,7 @@ from attrs import define, evolve, field
 
 from onepiece.core.actors import Actor, ActorLife, ActorTrigger, Unassign, describe_mismatch
 from onepiece.core.balance import BalanceMachine, LookedAround
+from onepiece.core.idle_devices import IdleDevices
 from onepiece.core.inventory import (
     ActorReport,
     ActorState,
@@ -42,7 +43,7 @@ from onepiece.core.inventory import (
     stage_needs,
 )
 from onepiece.core.moving_actors import MovingActors
-from onepiece.core.packing import desired_instances, pack
+from onepiece.core.packing import Room, desired_instances, pack
 from onepiece.core.pending_move import MovePhase
 from onepiece.core.placement_events import (
     ActorsReported,
@@ -114,8 +115,12 @@ class PlacementMachine(MovingActors):
             given_back=frozenset(actor_id for move in given_back for actor_id in move.replaces),
         )
 
-    def view(self, balance: BalanceMachine, now: float) -> PlacementView:
-        """What is wanted, what there is, and the moves."""
+    def rooms(self) -> list[Room]:
+        """The devices of all workers, with who is on them."""
+        return rooms_of(self._workers.values(), self._actors.values())
+
+    def view(self, balance: BalanceMachine, idle: IdleDevices, now: float) -> PlacementView:
+        """What is wanted, what there is, the moves, and the devices that are idle."""
         return view_of(
             balance,
             self.book,
@@ -125,6 +130,7 @@ class PlacementMachine(MovingActors):
             self._actors,
             self.config.limits,
             self.problems(),
+            idle,
             now,
         )
 

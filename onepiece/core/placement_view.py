@@ -2,7 +2,7 @@
 
 A picture of one moment, made when somebody asks, and of a bounded size: one row for each stage, and at most
 ``_MOVES_SHOWN_MAX`` moves: those under way (or, where there are none, those that would be worth it by the
-last look), then the latest ones that ended. Nothing is decided by it.
+last look), then the latest ones that ended; idle devices as ``idle_devices`` has them. It decides nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,6 +11,7 @@ from attrs import frozen
 
 from onepiece.core.actors import Actor, ActorLife
 from onepiece.core.balance import BalanceMachine
+from onepiece.core.idle_devices import IdleDevices, IdleView
 from onepiece.core.inventory import RegisteredWorkflow, StageNeed, users_of
 from onepiece.core.move_board import StageLimits
 from onepiece.core.move_book import MoveBook
@@ -74,6 +75,9 @@ class PlacementView:
     abandoned: int
     given_back: int = 0
     """Instances that were not needed, since the manager began."""
+    idle: tuple[IdleView, ...] = ()
+    """Devices that no actor uses; ``idle_count`` of them there are."""
+    idle_count: int = 0
     reason: str | None = None
 
 
@@ -86,6 +90,7 @@ def view_of(
     actors: Mapping[int, Actor],
     limits: Mapping[str, StageLimits],
     problems: Mapping[str, str],
+    idle: IdleDevices,
     now: float,
 ) -> PlacementView:
     """The view, of what each part knows."""
@@ -119,6 +124,8 @@ def view_of(
         done=book.done,
         abandoned=book.abandoned,
         given_back=book.given_back,
+        idle=idle.view(now),
+        idle_count=idle.count,
         reason=decision.reason if decision is not None else None,
     )
 

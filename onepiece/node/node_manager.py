@@ -258,6 +258,7 @@ class ManagerService:
                 routes=heartbeat.routes,
                 drained=heartbeat.drained,
                 offered=heartbeat.offered,
+                lent=heartbeat.lent,
             )
         )
 
