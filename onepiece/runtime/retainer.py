@@ -47,8 +47,8 @@ class CirclePatience:
     """How long nothing may arrive before a stage goes on without room.
 
     Where something has arrived since the last one went on, that was a circle of full inboxes, and is likely
-    to be one again: the next one waits half as long, down to ``CIRCLE_SECONDS / 64``. Where nothing has, it is
-    the whole time again, so that no memory is filled with what cannot be sent.
+    to be one again: the next one waits half as long, down to ``CIRCLE_SECONDS / 64``. Where nothing has, it
+    is the whole time again, so that no memory is filled with what cannot be sent.
     """
 
     def __init__(self) -> None:
