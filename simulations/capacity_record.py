@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from attrs import define, field
 
+from onepiece.core.give_back import GiveBack
 from onepiece.core.moves import Move
 
 _PER_E: Final = 100
@@ -74,6 +75,8 @@ class Record:
     intervals: dict[int, Interval] = field(factory=dict)
     moves: list[tuple[float, Move]] = field(factory=list)
     move_count: int = 0
+    given_back: list[tuple[float, GiveBack]] = field(factory=list)
+    given_back_count: int = 0
     total: Interval = field(factory=Interval)
     busy_seconds: dict[str, float] = field(factory=dict)
     """Of workers, by stage."""
@@ -129,6 +132,12 @@ class Record:
         if len(self.moves) < MOVES_MAX:
             self.moves.append((now, move))
 
+    def gave_back(self, now: float, give: GiveBack) -> None:
+        """An instance was told to end, as it is not needed."""
+        self.given_back_count += 1
+        if len(self.given_back) < MOVES_MAX:
+            self.given_back.append((now, give))
+
     def summary(self, seconds: float) -> dict[str, Any]:
         """The totals, behind the warm-up."""
         measured = seconds - self.warm_up_seconds
@@ -145,6 +154,7 @@ class Record:
             "gpu_seconds_per_request": self.gpus * measured / done.count if done.count else None,
             "busy_workers": {stage: busy / measured for stage, busy in sorted(self.busy_seconds.items())},
             "moves": self.move_count,
+            "given_back": self.given_back_count,
         }
 
     def series(self) -> list[dict[str, Any]]:

@@ -434,10 +434,14 @@ class World:
         self.record.sample(now, self._serving)
         if not self._options.moves:
             return
-        for effect in self._machine.handle(RequestsCounted(counts, _TICK_SECONDS), now):
+        in_hand = {stage: sum(present.values()) for stage, present in self._present.items()}
+        for effect in self._machine.handle(RequestsCounted(counts, _TICK_SECONDS, in_hand), now):
             assert isinstance(effect, OrderMoves)
             for move in effect.decision.moves:
                 self._carry_out(move, now)
+            for give in effect.decision.gives_back:
+                self.record.gave_back(now, give)
+                self._drain(self._instances[give.actor_id], now)
             self._tell_set(now)
 
     def _carry_out(self, move: Move, now: float) -> None:
@@ -455,8 +459,14 @@ class World:
 
     def _tell_set(self, now: float) -> None:
         if self._options.moves:
-            actors = tuple(instance.actor for instance in self._instances.values())
+            actors = tuple(_seen(instance) for instance in self._instances.values())
             self._machine.handle(SetChanged(self._devices, actors), now)
+
+
+def _seen(instance: _Instance) -> PlacedActor:
+    """As the rebalancer is told: one that is given back only takes room until it is gone."""
+    is_given_back = instance.drains and instance.successor is None
+    return evolve(instance.actor, stage="") if is_given_back else instance.actor
 
 
 class _Run(NamedTuple):
