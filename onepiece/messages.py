@@ -26,6 +26,7 @@ from onepiece.codec import register
 from onepiece.core.actors import Assign, Unassign
 from onepiece.core.admission import ProxyLoad
 from onepiece.core.inventory import ActorReport, NodeInfo
+from onepiece.core.lending import LentReport
 from onepiece.core.membership import Expel
 from onepiece.core.placement_view import PlacementView
 from onepiece.core.routing import RouteEpoch, RouteTable
@@ -363,6 +364,8 @@ class Heartbeat:
     """It drains, and holds nothing any more."""
     offered: Mapping[str, int] = field(factory=dict)
     """Requests of each workflow that its proxy was asked for since the process began."""
+    lent: LentReport | None = None
+    """The jobs on its idle devices; None: it lends none."""
 
 
 @register

@@ -130,7 +130,13 @@ class Member:
         actors = self._host.reports() if self._host is not None else ()
         drained = self.draining and self.holds_nothing()
         heartbeat = Heartbeat(
-            self.info, actors, self.draining, self._routes.table.epoch, drained, dict(self.offered())
+            self.info,
+            actors,
+            self.draining,
+            self._routes.table.epoch,
+            drained,
+            dict(self.offered()),
+            self._host.lent() if self._host is not None else None,
         )
         self._outbox.post(self._search.leader, heartbeat, replaces="heartbeat")
 

@@ -261,6 +261,7 @@ class ManagerService:
                 routes=heartbeat.routes,
                 drained=heartbeat.drained,
                 offered=heartbeat.offered,
+                lent=heartbeat.lent,
             )
         )
 

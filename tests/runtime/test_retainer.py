@@ -13,7 +13,7 @@ from onepiece.core.retention import OutputKey, RetentionTable
 from onepiece.errors import StoreFull
 from onepiece.messages import StageInput
 from onepiece.runtime.result_targets import StageTarget, Target
-from onepiece.runtime.retainer import Output, Retainer
+from onepiece.runtime.retainer import CIRCLE_SECONDS, CirclePatience, Output, Retainer
 from onepiece.store import PutOutcome, ResultStore, StoreOptions
 from tests.runtime.rig import until
 
@@ -175,6 +175,17 @@ async def test_a_stage_goes_on_where_what_is_on_its_way_waits_for_its_own_inbox(
                 await asyncio.shield(waiting)
         held.release(KEY)
         await waiting
+
+
+def test_circles_are_left_ever_quicker_as_long_as_that_helps() -> None:
+    """Half the time for each that let something arrive; the whole time again behind one that did not."""
+    patience = CirclePatience()
+    waited = []
+    for arrived in (3, 4, 9, 9, 10, *range(11, 20)):
+        waited.append(patience.seconds / CIRCLE_SECONDS)
+        patience.goes_on(arrived)
+    assert waited[:6] == [1.0, 0.5, 0.25, 0.125, 1.0, 0.5]
+    assert waited[-1] == 1 / 64
 
 
 async def test_a_disk_that_refuses_leaves_outputs_in_memory(
