@@ -14,6 +14,7 @@ planning       how many instances a rate needs, or what a number of GPUs bears
 spans          random lengths of time: sums, the longest, quantiles
 membership     which nodes belong to the set
 packing        on which devices new instances go (a pure function)
+stage_sizes    what instances take, as declared and as measured
 actors         the life of one stage actor
 placement      which actors there should be
 moving_actors  the orders that carry out moves

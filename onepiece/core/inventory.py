@@ -75,7 +75,8 @@ class StageWork:
     """What an actor has done since it began: finished runs, the sum of their seconds, and of the squares.
 
     ``load_seconds`` is what its last load took, None before the first one is done; ``concurrency`` how
-    many runs it takes at once.
+    many runs it takes at once; ``memory_bytes`` what it has taken of each of its devices at most, 0 where
+    that could not be told.
     """
 
     runs: int = 0
@@ -83,11 +84,13 @@ class StageWork:
     squares: float = 0.0
     load_seconds: float | None = None
     concurrency: int = 1
+    memory_bytes: int = 0
 
-    def with_run(self, seconds: float) -> Self:
-        """One more run."""
+    def with_run(self, seconds: float, memory_bytes: int = 0) -> Self:
+        """One more run, and what has been taken of each device at most since the last load."""
         return evolve(
             self,
+            memory_bytes=max(self.memory_bytes, memory_bytes),
             runs=self.runs + 1,
             seconds=self.seconds + seconds,
             squares=self.squares + seconds * seconds,

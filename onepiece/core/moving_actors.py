@@ -46,7 +46,7 @@ class MovingActors(ActorTable):
             return []
         serving = Counter(actor.stage for actor in self._actors.values() if actor.serves)
         taking = self._rooms(only_taking=True)
-        before, need = self.book, self._needs[move.stage]
+        before, need = self.book, self._sized_needs()[move.stage]
         self.book = before.order(move, self._actors, taking, need, serving)
         if self.book is before:
             return []
@@ -70,7 +70,7 @@ class MovingActors(ActorTable):
     def _advance_moves(self, now: float) -> list[PlacementEffect]:
         effects: list[PlacementEffect] = []
         for move in self.book.pending if self._is_open else ():
-            match next_step(move, self._actors, self._workers, self._needs, self._rooms()):
+            match next_step(move, self._actors, self._workers, self._sized_needs(), self._rooms()):
                 case StopOld():
                     effects += self._stop_old(move, now)
                 case StartNew():

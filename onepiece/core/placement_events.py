@@ -162,6 +162,23 @@ class MoveTold:
 
 
 @frozen
+class KeepSizes:
+    """Store what instances of stages were measured to take, by stage."""
+
+    seen: Mapping[str, int]
+
+
+@frozen
+class StageExceeded:
+    """An instance takes more of a device than its stage declares; for the log."""
+
+    stage: str
+    node_id: str
+    declared_bytes: int
+    seen_bytes: int
+
+
+@frozen
 class ActorFailed:
     """An actor failed, and why; for the log."""
 
@@ -171,4 +188,13 @@ class ActorFailed:
     reason: str
 
 
-PlacementEffect: TypeAlias = SendAssign | SendUnassign | ReserveActorIds | KeepMoves | MoveTold | ActorFailed
+PlacementEffect: TypeAlias = (
+    SendAssign
+    | SendUnassign
+    | ReserveActorIds
+    | KeepMoves
+    | KeepSizes
+    | MoveTold
+    | StageExceeded
+    | ActorFailed
+)

@@ -218,7 +218,9 @@ class StageActor:
             self._become(ActorState.FAILED)
             return False
         self.error = None
-        self._work_done = evolve(self._work_done, load_seconds=self.env.monotonic() - begun_at)
+        taken = max(self._work_done.memory_bytes, self._loaded.memory_bytes)
+        load_seconds = self.env.monotonic() - begun_at
+        self._work_done = evolve(self._work_done, load_seconds=load_seconds, memory_bytes=taken)
         self._become(ActorState.READY)
         return True
 
@@ -332,7 +334,8 @@ class StageActor:
             if not self._is_ending:  # that is not the request's fault, which goes on elsewhere
                 self._reporter.broke(header, outcome.error)
             return outcome.is_dirty
-        self._work_done = self._work_done.with_run(self.env.monotonic() - begun_at)
+        taken = 0 if self._loaded is None else self._loaded.memory_bytes
+        self._work_done = self._work_done.with_run(self.env.monotonic() - begun_at, taken)
         self._ship(stage_task, outcome.shipment, deliver, tasks)
         return False
 
