@@ -24,7 +24,10 @@ class Histogram:
 
     def add(self, seconds: float) -> None:
         """One more."""
-        place = math.floor(math.log(max(seconds, 1e-9)) * _PER_E)
+        self.add_at(class_of(seconds), seconds)
+
+    def add_at(self, place: int, seconds: float) -> None:
+        """One more, of which the class is known already."""
         self.counts[place] = self.counts.get(place, 0) + 1
         self.count += 1
         self.total += seconds
@@ -42,6 +45,11 @@ class Histogram:
             if left <= 0:
                 return math.exp((place + 0.5) / _PER_E)
         return 0.0
+
+
+def class_of(seconds: float) -> int:
+    """The number of the class of a length of time."""
+    return math.floor(math.log(max(seconds, 1e-9)) * _PER_E)
 
 
 @define
@@ -74,12 +82,17 @@ class Record:
     """Of workers, by stage."""
     ended_actors: int = 0
     last_at: float = 0.0
+    _latest_place: int = -1
+    _latest: Interval = field(factory=Interval)
 
     def _interval(self, now: float) -> Interval:
         place = int(now // self.interval_seconds)
+        if place == self._latest_place:  # nearly always
+            return self._latest
         found = self.intervals.get(place)
         if found is None:
             found = self.intervals[place] = Interval()
+        self._latest_place, self._latest = place, found
         return found
 
     def _parts(self, now: float) -> tuple[Interval, ...]:
@@ -99,8 +112,9 @@ class Record:
 
     def finished(self, now: float, seconds: float, demand: int) -> None:
         """A request of the demand of this number has its result."""
+        place = class_of(seconds)
         for part in self._parts(now):
-            part.finished.add(seconds)
+            part.finished.add_at(place, seconds)
 
     def busy(self, stage: str, now: float, seconds: float, devices: int) -> None:
         """A worker begins, and is busy for so long."""

@@ -64,6 +64,8 @@ class Work:
     signalled: bool = True
     compare_or_add: int = 0
     swap: int = 0
+    remote_key: int = 0
+    """0: that of the peer's card."""
 
 
 class Completion(NamedTuple):
@@ -82,7 +84,7 @@ class Pair:
         place: Where the packets leave.
         sends: Work requests that may be posted and not completed.
         receives: Notifications of the peer that may be waiting.
-        for_peers: The peer may use the domain's memory.
+        for_peers: The peer may write to the domain's memory; it may always read what is registered for that.
         on_completions: Called on the event loop when there is something to ``poll``.
     """
 
@@ -156,7 +158,7 @@ class Pair:
         enums, port = verbs.enums, place.port.number
         attributes = verbs.qp.QPAttr(port_num=port)
         attributes.pkey_index = 0
-        attributes.qp_access_flags = peers_may(enums) if self._for_peers else 0
+        attributes.qp_access_flags = peers_may(enums) if self._for_peers else enums.IBV_ACCESS_REMOTE_READ
         attributes.path_mtu = min(own.mtu, peer.mtu)
         attributes.dest_qp_num = peer.pair
         attributes.rq_psn, attributes.sq_psn = peer.psn, own.psn
@@ -218,7 +220,7 @@ class Pair:
         if work.verb in _ATOMIC:
             request.set_wr_atomic(peer.key, work.remote, work.compare_or_add, work.swap)
         else:
-            request.set_wr_rdma(peer.key, work.remote)
+            request.set_wr_rdma(work.remote_key or peer.key, work.remote)
         return request
 
     def expect(self, count: int) -> None:

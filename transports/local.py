@@ -17,6 +17,7 @@ from attrs import define, field, frozen
 
 from transports.address import Address
 from transports.errors import (
+    AddressError,
     AuthenticationFailed,
     ChannelClosed,
     ConnectFailed,
@@ -56,6 +57,11 @@ _CAPABILITIES: Final = Capabilities(
 )
 
 
+def _no_options(address: Address) -> None:
+    if address.options:
+        raise AddressError(f"{address}: local has no options")
+
+
 class LocalTransport(Transport):
     """Serves and reaches regions of this process."""
 
@@ -63,6 +69,7 @@ class LocalTransport(Transport):
 
     def listen(self, address: Address, options: Options) -> AbstractAsyncContextManager[Listener]:
         """Take the host's name within this process; raises ``ListenFailed`` if it is taken."""
+        _no_options(address)
         return self._listening(address, options)
 
     @asynccontextmanager
@@ -79,6 +86,7 @@ class LocalTransport(Transport):
 
     async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
         """Open a session on a region of this process."""
+        _no_options(address)
         listener = _LISTENERS.get(address.host)
         if listener is None:
             raise ConnectFailed(f"nobody listens on {address} in this process")

@@ -42,7 +42,7 @@ from transports.errors import (
     TransportError,
 )
 from transports.hashing import hash_patiently
-from transports.operations import Bytes, Pause, PauseReason
+from transports.operations import Bytes, Pause, PauseReason, as_bytes
 from transports.ring.layout import BYTE_MAX
 from transports.sender_link import Link, Session
 from transports.sender_pace import Pace
@@ -119,7 +119,7 @@ class Sender:
         The buffers are not copied: they must stay unchanged until ``delivered`` passes the number.
 
         Args:
-            buffers: The message's bytes.
+            buffers: The message's bytes; a buffer of other elements counts as the bytes that it lies in.
             kind: A small number that the receiver sees beside the payload.
             flags: Likewise.
             timeout_seconds: How long to wait for room; 0 does not wait, None waits as long as it takes.
@@ -128,6 +128,8 @@ class Sender:
             The message's number, from 0 upwards for this identity.
 
         Raises:
+            TypeError: What is no buffer.
+            ValueError: A buffer that is not in one piece, or a kind or flags out of bounds; nothing was sent.
             RingFull: There was no room in time; nothing was sent.
             MessageTooLarge: It fits neither the ring nor what may be pulled; nothing was sent.
             PeerLost: The receiver is gone; the message may or may not have reached it.
@@ -144,7 +146,9 @@ class Sender:
         request = Request(
             kind=kind,
             flags=flags,
-            buffers=(buffers,) if isinstance(buffers, bytes | bytearray | memoryview) else tuple(buffers),
+            buffers=(as_bytes(buffers),)
+            if isinstance(buffers, bytes | bytearray | memoryview)
+            else tuple(map(as_bytes, buffers)),
             answer=self._loop.create_future(),
             may_wait=may_wait,
         )

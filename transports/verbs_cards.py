@@ -28,7 +28,8 @@ from attrs import frozen
 from transports.errors import LayoutMismatch, ProtocolError
 from transports.verbs_devices import GidKind
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""2: keys of exports say where they lie."""
 _CARD: Final = struct.Struct("<BBBBHHII16sQII")
 CARD_BYTES: Final = _CARD.size
 _NUMBER_MAX: Final = (1 << 24) - 1

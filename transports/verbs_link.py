@@ -27,6 +27,7 @@ from transports.operations import EXPIRED, WORD_BYTES, Bytes, Chain, CompareAndS
 from transports.region_memory import RegionMemory
 from transports.verbs_cards import Card
 from transports.verbs_devices import Place
+from transports.verbs_pulls import Readables
 
 PIECE_BYTES: Final = 256 << 10
 """Largest write or read; longer ones are cut."""
@@ -136,6 +137,7 @@ class Link:
         self._inline_bytes = _LIST_MAX * _INLINE_ROOM
         self._staging = Staging(STAGED_BYTES - self._inline_bytes)
         self._domain = Domain(device)
+        self.readables: Final = Readables(self._domain)
         self._memory = RegionMemory(STAGED_BYTES)
         self._registered = Registered(self._domain, self._memory.view, for_peers=False)
         self._pair = Pair(
@@ -337,6 +339,7 @@ class Link:
         self._flights.clear()
         self._queue.clear()
         self._queued_bytes = 0
+        self.readables.close()
         self._registered.close()
         self._domain.close()
 

@@ -247,8 +247,9 @@ class Retainer:
         except OnePieceError as error:
             get_logger().warning("retained_output_not_spilled", output=str(key), error=error.message)
             self._table.spill_failed(key)
-            return
-        self._carry_out(self._table.spilled(key))
+        else:
+            self._carry_out(self._table.spilled(key))
+        self._room.notify()
 
     async def _remove(self, key: OutputKey) -> None:
         assert self._spill is not None

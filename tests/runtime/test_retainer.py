@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from onepiece.errors import StoreFull
 from onepiece.messages import StageInput
 from onepiece.runtime.result_targets import StageTarget, Target
 from onepiece.runtime.retainer import CIRCLE_SECONDS, CirclePatience, Output, Retainer
-from onepiece.store import ResultStore, StoreOptions
+from onepiece.store import PutOutcome, ResultStore, StoreOptions
 from tests.runtime.rig import until
 
 KEY = OutputKey("u", "a", "b")
@@ -127,6 +128,36 @@ async def test_stages_wait_for_outputs_on_their_way() -> None:
         await waiting
     async with retainer(None, memory=0, everything=1 << 20) as (held, _):
         await held.room()  # one at a time, where there is no memory to speak of
+
+
+async def test_small_and_large_outputs_wait_for_a_slow_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their sizes, memory holds no more than its bound and what was just computed (fault 85)."""
+    sizes, may_write = (500, 20_000), asyncio.Semaphore(0)
+    async with retainer(tmp_path, memory=50_000, everything=1 << 20) as (held, _):
+        put = ResultStore.put
+
+        async def slowly(*args: Any, **how: Any) -> PutOutcome:
+            await may_write.acquire()
+            return await put(*args, **how)
+
+        monkeypatch.setattr(ResultStore, "put", slowly)
+        most = 0
+        for number in range(24):
+            computing = asyncio.ensure_future(held.room())
+            await asyncio.sleep(0)
+            while not computing.done():
+                may_write.release()  # as slow as can be: it writes while nothing else can be done
+                await asyncio.sleep(0.005)
+            hold(held, OutputKey(f"u{number}", "a", "b"), bytes(sizes[number % 2]))
+            held.check_invariants()
+            most = max(most, held.metrics()["memory_bytes"])
+        assert 50_000 < most <= 50_000 + 1000 + max(sizes)
+        assert held.metrics()["disk_bytes"] > 100_000, "it was not provoked"
+        for _ in range(24):
+            may_write.release()
+        held.release_all()
 
 
 async def test_a_stage_goes_on_where_what_is_on_its_way_waits_for_its_own_inbox(
