@@ -362,8 +362,8 @@ class Heartbeat:
     routes: RouteEpoch
     drained: bool = False
     """It drains, and holds nothing any more."""
-    offered: Mapping[str, int] = field(factory=dict)
-    """Requests of each workflow that its proxy was asked for since the process began."""
+    offered: Mapping[str, Mapping[str, int]] = field(factory=dict)
+    """Requests of each workflow and size class that its proxy was asked for since the process began."""
     lent: LentReport | None = None
     """The jobs on its idle devices; None: it lends none."""
 

@@ -19,6 +19,7 @@ actors         the life of one stage actor
 placement      which actors there should be
 moving_actors  the orders that carry out moves
 move_book      what becomes of the moves under way
+run_times      how long runs of stages take, by what actors report
 balance        how busy stages are, by what nodes report, and so what moves
 moves          which instances should change their stage under a load (a pure function)
 idle_devices   which devices no actor uses (and what they are lent to)

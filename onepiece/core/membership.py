@@ -137,8 +137,8 @@ class HeartbeatReceived:
     routes: RouteEpoch | None = None
     drained: bool = False
     """It drains, and holds nothing any more."""
-    offered: Mapping[str, int] = field(factory=dict)
-    """Requests of each workflow that its proxy was asked for, in this life."""
+    offered: Mapping[str, Mapping[str, int]] = field(factory=dict)
+    """Requests of each workflow and size class that its proxy was asked for, in this life."""
     lent: LentReport | None = None
     """The jobs on its idle devices; None: it lends none."""
 

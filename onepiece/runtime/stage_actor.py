@@ -48,7 +48,7 @@ from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import RequestScheduler, StageTask
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
 from onepiece.runtime.result_targets import targets_of
-from onepiece.runtime.shipment import Running, Shipment
+from onepiece.runtime.shipment import Running, Shipment, always
 from onepiece.runtime.signal import Signal
 from onepiece.runtime.stage_reporter import StageReporter
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
@@ -57,11 +57,6 @@ from transports import Geometry, Receiver
 
 _SLOTS: Final = 1024
 _CHECKPOINT: Final = "@checkpoint"
-
-
-def _always() -> bool:
-    """What is not retained is wanted for as long as it can be sent."""
-    return True
 
 
 @define(eq=False)
@@ -335,7 +330,9 @@ class StageActor:
                 self._reporter.broke(header, outcome.error)
             return outcome.is_dirty
         taken = 0 if self._loaded is None else self._loaded.memory_bytes
-        self._work_done = self._work_done.with_run(self.env.monotonic() - begun_at, taken)
+        self._work_done = self._work_done.with_run(
+            self.env.monotonic() - begun_at, taken, header.terms.size_class
+        )
         self._ship(stage_task, outcome.shipment, deliver, tasks)
         return False
 
@@ -387,7 +384,7 @@ class StageActor:
         letters = {}
         for name, target in shipment.targets.items():
             packed = shipment.packed[name]
-            is_wanted: Callable[[], bool] = _always
+            is_wanted: Callable[[], bool] = always
             key = OutputKey(stage_task.uid, stage_task.node, name) if target.is_retained else None
             if key is not None:
                 self.env.retainer.hold(key, target, packed)
