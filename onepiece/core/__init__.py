@@ -18,6 +18,7 @@ stage_sizes    what instances take, as declared and as measured
 actors         the life of one stage actor
 placement      which actors there should be
 moving_actors  the orders that carry out moves
+prefetches     what nodes read before an instance moves there
 move_book      what becomes of the moves under way
 run_times      how long runs of stages take, by what actors report
 balance        how busy stages are, by what nodes report, and so what moves

@@ -61,6 +61,7 @@ from onepiece.core.placement_events import (
     PlacementEvent,
     ReserveActorIds,
     SendAssign,
+    SendPrefetch,
     SendUnassign,
     StageExceeded,
     TimePassed,
@@ -192,6 +193,7 @@ ManagerEffect: TypeAlias = (
     | SendRoutes
     | SendAssign
     | SendUnassign
+    | SendPrefetch
     | Expel
     | MoveTold
     | StageExceeded
@@ -370,7 +372,7 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         effects: list[ManagerEffect] = []
         if worker.suspect or worker.draining != event.draining:
             effects += self._place(WorkerChanged(node_id, suspect=False, draining=event.draining), now)
-        return effects + self._place(ActorsReported(node_id, event.actors), now)
+        return effects + self._place(ActorsReported(node_id, event.actors, event.prefetches), now)
 
     def _on_offered(self, event: WorkflowOffered, now: float) -> list[ManagerEffect]:
         offered = event.workflow

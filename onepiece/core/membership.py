@@ -43,6 +43,7 @@ from attrs import define, evolve, field, frozen
 from onepiece.core.inventory import ActorReport, NodeInfo
 from onepiece.core.lending import LentReport
 from onepiece.core.machine import Machine, follow
+from onepiece.core.prefetches import PrefetchReport
 from onepiece.core.routing import RouteEpoch
 
 
@@ -141,6 +142,8 @@ class HeartbeatReceived:
     """Requests of each workflow and size class that its proxy was asked for, in this life."""
     lent: LentReport | None = None
     """The jobs on its idle devices; None: it lends none."""
+    prefetches: tuple[PrefetchReport, ...] = ()
+    """What it was ordered to read in advance."""
 
 
 @frozen

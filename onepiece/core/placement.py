@@ -61,6 +61,7 @@ from onepiece.core.placement_events import (
     WorkflowsChanged,
 )
 from onepiece.core.placement_view import PlacementView, view_of
+from onepiece.core.prefetches import Prefetches
 from onepiece.core.retries import failures_by_node
 from onepiece.core.workers import Gathering, Worker, assert_memory_fits, rooms_of
 
@@ -89,6 +90,7 @@ class PlacementMachine(MovingActors):
         self._next_actor_id = self._reserved_below = self.first_actor_id
         self._needs = stage_needs(self.workflows)
         self._kept = self.book
+        self._prefetches = Prefetches(self.config.resend_seconds)
         self._wanted = self._desired()
 
     @property
@@ -148,7 +150,7 @@ class PlacementMachine(MovingActors):
     def next_deadline(self, now: float) -> float | None:
         """When placement begins, a stage is tried again, or a load has taken too long."""
         deadlines = [trouble.retry_at for trouble in self._troubles.values() if trouble.retry_at is not None]
-        deadlines += [] if (opens_at := self._opens_at()) is None else [opens_at]
+        deadlines += [at for at in (self._opens_at(), self._prefetches.next_deadline()) if at is not None]
         deadlines += [
             actor.loads_since + self.config.load_seconds_max
             for actor in self._actors.values()
@@ -188,6 +190,7 @@ class PlacementMachine(MovingActors):
                 self._actors = {i: a for i, a in self._actors.items() if a.node_id != event.node_id}
                 self._is_dirty = True
             case ActorsReported():
+                self._is_dirty |= self._prefetches.told(event.node_id, event.prefetches)
                 effects += self._on_reported(event.node_id, event.actors, now)
             case DemandChanged():
                 self.book = self.book.with_demand(event.instances)
@@ -222,6 +225,8 @@ class PlacementMachine(MovingActors):
         opens_at = self._opens_at()
         if opens_at is not None and now >= opens_at:
             self._is_open = self._is_dirty = True
+        fetch_due_at = self._prefetches.next_deadline()
+        self._is_dirty |= fetch_due_at is not None and now >= fetch_due_at
         for stage, trouble in self._troubles.items():
             if trouble.is_due(now):
                 self._troubles[stage] = trouble.with_pause_over()

@@ -11,6 +11,7 @@ from onepiece.core.inventory import ActorReport, NodeInfo, RegisteredWorkflow
 from onepiece.core.move_board import StageLimits
 from onepiece.core.moves import Move
 from onepiece.core.pending_move import PendingMove
+from onepiece.core.prefetches import Prefetch, PrefetchReport, StopPrefetch
 from onepiece.core.retries import RetryPolicy
 
 
@@ -82,6 +83,7 @@ class ActorsReported:
 
     node_id: str
     actors: tuple[ActorReport, ...]
+    prefetches: tuple[PrefetchReport, ...] = ()
 
 
 @frozen
@@ -138,6 +140,15 @@ class SendUnassign:
 
 
 @frozen
+class SendPrefetch:
+    """Send an order to a node."""
+
+    node_id: str
+    incarnation: int
+    order: Prefetch | StopPrefetch
+
+
+@frozen
 class ReserveActorIds:
     """Store, before anything after it is carried out, that ids below ``below`` may have been used."""
 
@@ -191,6 +202,7 @@ class ActorFailed:
 PlacementEffect: TypeAlias = (
     SendAssign
     | SendUnassign
+    | SendPrefetch
     | ReserveActorIds
     | KeepMoves
     | KeepSizes

@@ -137,6 +137,7 @@ class Member:
             drained,
             {name: dict(of) for name, of in self.offered().items()},
             self._host.lent() if self._host is not None else None,
+            self._host.prefetches.reports() if self._host is not None else (),
         )
         self._outbox.post(self._search.leader, heartbeat, replaces="heartbeat")
 

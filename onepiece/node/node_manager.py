@@ -43,6 +43,7 @@ from onepiece.core.placement_events import (
     MoveTold,
     PlacementConfig,
     SendAssign,
+    SendPrefetch,
     SendUnassign,
     StageExceeded,
 )
@@ -269,6 +270,7 @@ class ManagerService:
                 drained=heartbeat.drained,
                 offered=heartbeat.offered,
                 lent=heartbeat.lent,
+                prefetches=heartbeat.prefetches,
             )
         )
 
@@ -306,8 +308,8 @@ class ManagerService:
                     self._send_table(node.node_id, node.incarnation, table)
             case SendRoutes(node_id, incarnation, table):
                 self._send_table(node_id, incarnation, table)
-            case SendAssign(node_id, incarnation, order) | SendUnassign(node_id, incarnation, order):
-                self._post(node_id, incarnation, order)
+            case SendAssign() | SendUnassign() | SendPrefetch():
+                self._post(effect.node_id, effect.incarnation, effect.order)
             case Expel(node_id, incarnation):
                 self._post(node_id, incarnation, effect)
             case ConfirmWorkflow(name, digest):
