@@ -284,9 +284,8 @@ class RequestOwner:
         joins: dict[str, int] = {}
         for node in graph.nodes:
             if len(graph.predecessors(node.id)) > 1:
-                table = self._env.routes.table
-                met = self._deliver.choose(node.stage) or table.meeting_point(node.stage, uid)
-                if met is not None:
+                met = self._deliver.choose(node.stage)
+                if met := met or self._env.routes.table.meeting_point(node.stage, uid):
                     joins[node.id] = met.actor_id
         return joins
 
