@@ -8,6 +8,7 @@ change their workflow. ``docs/explanation/sixteen-fold.md`` says what it means.
 import argparse
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Carry the command out; returns its exit status."""
+    for path in filter(None, (options.json, options.plot)):
+        if path.is_dir() or not path.parent.is_dir():
+            sys.stderr.write(f"resources: {path} is a directory, or in one that is not there\n")
+            return 2
     found = [(case, compare(case)) for case in cases()]
     turns = take_turns(resident(), _TURNS_SCALE, _TURNS)
     print(

@@ -7,7 +7,7 @@ from pathlib import Path
 from onepiece._bounded import text_of
 from onepiece.cli.columns import bytes_text, columns, seconds_text
 from onepiece.cli.inputs import read_inputs
-from onepiece.client.api import describe_workflow
+from onepiece.client.api import describe_workflow, terms_of
 from onepiece.core.inventory import Device
 from onepiece.errors import ConfigError
 from onepiece.graph import check_inputs
@@ -41,11 +41,12 @@ def run(
 
     Raises:
         ConfigError: An argument is wrong, the file is of another workflow, a stage cannot be loaded.
-        InvalidInput: The inputs are not those of the workflow.
+        InvalidInput: The inputs are not those of the workflow, or no request can name the size class.
         OnePieceError: A stage failed.
     """
     if not (1 <= samples <= SAMPLES_MAX and 0 <= warm_up <= SAMPLES_MAX):
         raise ConfigError(f"--samples is a number from 1 to {SAMPLES_MAX}, --warm-up from 0 to that")
+    terms_of("", 0, size_class)  # what no request can say is not worth measuring
     configure()
     workflow = import_workflow(reference)
     known = read_profile(output) if output.exists() else None

@@ -58,6 +58,18 @@ def test_a_profile_measures_each_stage(tmp_path: Path, capsys: pytest.CaptureFix
     assert all(stage.load_seconds > 0 for stage in stages.values())
 
 
+@pytest.mark.parametrize("name", ["y" * 65, "\x1b[31m", "gr\u00f6\u00dfe"])
+def test_a_size_class_that_no_request_can_name_is_not_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """It is refused as it would be in a request's header."""
+    path = tmp_path / "profile.json"
+    argv = ["profile", "stages.echo:echo", "-i", "text=a", "-o", str(path), "--size-class", name]
+    assert main(argv) == exits.REJECTED
+    assert "give up to 64 printable ASCII characters" in capsys.readouterr().err
+    assert not path.exists()
+
+
 def test_a_profile_keeps_other_size_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second measurement adds its size class, and replaces its own if it is made again."""
     path = tmp_path / "profile.json"

@@ -74,6 +74,8 @@ def test_shared_encoders_help_where_the_whole_does_not_fit() -> None:
 def test_the_command_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A table, the numbers as JSON, and the plot of the page."""
     out, plot = tmp_path / "r.json", tmp_path / "r.png"
+    assert main(["resources", "--json", str(tmp_path / "none" / "x.json")]) == 2
+    assert "in one that is not there" in capsys.readouterr().err
     assert main(["resources", "--json", str(out), "--plot", str(plot)]) == 0
     assert "in the limit" in capsys.readouterr().out
     assert len(json.loads(out.read_text())["cases"]) == len(cases())
