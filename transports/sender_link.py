@@ -12,6 +12,7 @@ from transports.errors import (
     ConnectFailed,
     HandshakeRefused,
     IdentityRefused,
+    LayoutMismatch,
     OperationTimeout,
     PeerLost,
     TransportError,
@@ -124,6 +125,13 @@ class Link:
             if self._generation not in {None, welcome.generation}:
                 raise PeerLost(
                     f"{self.address} was replaced by a new receiver, which knows nothing of before"
+                )
+            geometry, beside = welcome.geometry, memory.capabilities.device_bytes
+            if beside != (geometry.payload_bytes if geometry.is_apart else 0):
+                raise LayoutMismatch(
+                    f"{self.address} has {beside} bytes of a device's memory beside its region, and its ring"
+                    f" {'needs ' + str(geometry.payload_bytes) if geometry.is_apart else 'none'}: run the same"
+                    " release on both sides"
                 )
             producer = Producer(
                 welcome.geometry,

@@ -2,14 +2,16 @@
 
 import asyncio
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Sequence
 from functools import partial
 from typing import Any
 
 from attrs import define, frozen
 
+from transports.device_memory import Device, DeviceSpan
 from transports.errors import RingFull
-from transports.operations import Bytes
+from transports.operations import Bytes, Content
+from transports.ring.layout import BYTE_MAX
 
 
 class Abandoned(Exception):  # noqa: N818  # no error: it ends a program that has reserved nothing
@@ -23,7 +25,9 @@ class Undelivered:
     number: int
     kind: int
     flags: int
-    buffers: tuple[Bytes, ...]
+    buffers: tuple[Content, ...]
+    """The payload; some of it may be ``DeviceSpan``s, if the inbox is in a device's memory."""
+    head: Bytes = b""
 
 
 @define(eq=False)
@@ -60,7 +64,8 @@ class Request:
 
     kind: int
     flags: int
-    buffers: tuple[Bytes, ...]
+    buffers: tuple[Content, ...]
+    head: Bytes
     answer: asyncio.Future[int]
     may_wait: bool
     idle: bool = True
@@ -68,6 +73,10 @@ class Request:
     expired: bool = False
     begun: Begun | None = None
     """Set from the moment ``send`` has begun the work until it is done or the courier has taken it over."""
+
+    def devices(self) -> set[Device]:
+        """On which some of the payload lies."""
+        return {buffer.device for buffer in self.buffers if isinstance(buffer, DeviceSpan)}
 
     def fail(self, error: BaseException) -> None:
         """Tell the caller, unless it has gone."""
@@ -79,3 +88,25 @@ class Request:
         self.expired = True
         if self.idle:
             self.fail(RingFull(f"no room within {seconds} s; wait longer, or refuse work upstream"))
+
+
+def new_request(
+    kind: int,
+    flags: int,
+    buffers: Bytes | DeviceSpan | Sequence[Content],
+    head: Bytes,
+    timeout_seconds: float | None,
+) -> Request:
+    """What a call of ``send`` asks for; raises ``ValueError`` for a kind or flags that are no byte."""
+    if not (0 <= kind <= BYTE_MAX and 0 <= flags <= BYTE_MAX):
+        raise ValueError(f"kind and flags are 0 to {BYTE_MAX}, not {kind} and {flags}")
+    if isinstance(buffers, bytes | bytearray | memoryview | DeviceSpan):
+        buffers = (buffers,)
+    return Request(
+        kind=kind,
+        flags=flags,
+        buffers=tuple(buffers),
+        head=head,
+        answer=asyncio.get_running_loop().create_future(),
+        may_wait=timeout_seconds is None or timeout_seconds > 0,
+    )

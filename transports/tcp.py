@@ -26,7 +26,14 @@ from attrs import evolve
 
 from transports.address import Address
 from transports.background import Background
-from transports.errors import ConnectFailed, ListenFailed, OperationTimeout, UnknownRegion
+from transports.device_memory import DeviceMemory
+from transports.errors import (
+    ConnectFailed,
+    DeviceUnreachable,
+    ListenFailed,
+    OperationTimeout,
+    UnknownRegion,
+)
 from transports.memory import Accept, Listener, Options, Region, RemoteMemory, Transport
 from transports.region_memory import RegionMemory
 from transports.shared_memory import Bypass, new_memory
@@ -160,13 +167,14 @@ class TcpListener(Listener):
         accept: Accept,
         on_notify: Callable[[], None],
         on_session_lost: Callable[[int], None],
+        device: DeviceMemory | None = None,
     ) -> Region:
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         if name in self._regions:
             raise ValueError(f"{self._address.region(name)} serves a region of this name already")
         region = self._new_region(
             self._address.region(name),
-            self._new_memory(size_bytes),
+            self._new_memory(size_bytes) if device is None else self._memory_beside(size_bytes, device),
             accept=accept,
             on_notify=on_notify,
             on_session_lost=on_session_lost,
@@ -181,6 +189,12 @@ class TcpListener(Listener):
 
     def _new_memory(self, size_bytes: int) -> RegionMemory:
         return RegionMemory(size_bytes) if self.lender is None else new_memory(size_bytes)
+
+    def _memory_beside(self, size_bytes: int, device: DeviceMemory) -> RegionMemory:
+        raise DeviceUnreachable(
+            f"{self._address} cannot serve memory of {device.device.name}: {self._address.scheme} does not reach"
+            " devices; listen on verbs://, or leave the inbox in the host's memory"
+        )
 
     def _new_session(self, peer: str) -> OwnerSession:
         return LendingSession(self, peer)

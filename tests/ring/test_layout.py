@@ -145,9 +145,9 @@ def test_a_geometry_survives_the_welcome(geometry: Geometry) -> None:
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        (b"", "20 bytes"),
+        (b"", "24 bytes"),
         (b"\x09" + Geometry(2, 64, 1).to_bytes()[1:], "version 9"),
-        (Geometry(2, 64, 1).to_bytes()[:4] + bytes(16), "slot_count"),
+        (Geometry(2, 64, 1).to_bytes()[:4] + bytes(20), "slot_count"),
     ],
 )
 def test_a_foreign_geometry_is_refused_with_the_reason(data: bytes, what: str) -> None:

@@ -206,9 +206,9 @@ async def test_released_payloads_are_closed(setting: Setting) -> None:
 async def test_kind_and_flags_have_bounds(setting: Setting) -> None:
     """A kind or flags that do not fit a byte are refused where they are given; the channel goes on."""
     async with inbox(setting) as box, box.sender("a") as sender:
-        for arguments in ({"kind": 256}, {"kind": -1}, {"flags": 256}):
+        for kind, flags in ((256, 0), (-1, 0), (0, 256)):
             with pytest.raises(ValueError, match="0 to 255"):
-                await sender.send(b"x", **arguments)
+                await sender.send(b"x", kind=kind, flags=flags)
         assert await sender.send(b"x", kind=255, flags=255) == 0
 
         assert (await next_of(box.receiver)).kind == 255
