@@ -1,12 +1,12 @@
 """Memory of a device, which the processor cannot look at: taken, copied, lent to adapters, given back.
 
-A ``Device`` is one processor with memory of its own. What a ring's payload lies in is a ``DeviceMemory``: taken
-from the device, and given back when nobody refers to it any more, be it an inbox, an adapter's registration
-or a span that somebody computes with. A ``DeviceSpan`` is some bytes of it, or of memory that belongs to
-somebody else, a tensor for instance. Nothing here knows how a device is made (``cuda``).
+A ``Device`` is one processor with memory of its own. What a ring's payload lies in is a ``DeviceMemory``:
+taken from the device, and given back when nobody refers to it any more, be it an inbox, an adapter's
+registration or a span that somebody computes with. A ``DeviceSpan`` is some bytes of it, or of memory that
+belongs to somebody else, a tensor for instance. Nothing here knows how a device is made (``cuda``).
 
-All calls are made on the event loop unless they say otherwise, and take microseconds; ``Device.wait`` takes as
-long as the device computes and is called in a thread.
+All calls are made on the event loop and wait for their own copy only; ``Device.wait`` takes as long as the
+device computes, and is called in a thread.
 """
 
 import logging
@@ -68,7 +68,11 @@ class Device(ABC):
     def wait(self, stream: int | None) -> None:
         """Return when the work in this stream is done; None: in all of them. Blocks: call it in a thread."""
 
-    # How adapters reach its memory; at most one of the two is needed.
+    # How adapters reach its memory; one of the last two is enough.
+
+    @abstractmethod
+    def check_remote_writes(self) -> None:
+        """Raise ``DeviceError`` unless ``flush`` can make visible what adapters have written."""
 
     @abstractmethod
     def dmabuf(self, address: int, size_bytes: int) -> int:
@@ -149,9 +153,9 @@ class DeviceSpan:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The bytes as ``uint8``, for ``torch.as_tensor(span, device=...)`` and its like; they are not copied.
+        """The bytes as ``uint8``, for ``torch.as_tensor(span, device=...)`` and its like; not a copy.
 
-        Nothing has to be waited for before they are read. Raises ``AttributeError`` where it is no CUDA device.
+        Nothing has to be waited for before they are read. ``AttributeError`` where it is no CUDA device.
         """
         interface = self.device.array_interface(self.address, self.length)
         if interface is None:
@@ -163,8 +167,8 @@ def check_same(here: Device, there: Device) -> None:
     """Raise ``DeviceUnreachable`` unless these are one device."""
     if here is not there:
         raise DeviceUnreachable(
-            f"bytes on {there.name} cannot be sent into memory of {here.name} within this process; copy them to"
-            f" {here.name} first"
+            f"bytes on {there.name} cannot be sent into memory of {here.name} within this process; copy them"
+            f" to {here.name} first"
         )
 
 

@@ -55,7 +55,8 @@ async def run(program: Program[_Result], memory: RemoteMemory, *, wait: Waiter) 
     """Run a producer's program over ``memory``.
 
     Args:
-        program: Yields ``Read``, ``CompareAndSwap``, ``FetchAndAdd``, ``Chain``, ``Put``, ``Guarded``, ``Pause``.
+        program: Yields ``Read``, ``CompareAndSwap``, ``FetchAndAdd``, ``Chain``, ``Put``, ``Guarded`` and
+            ``Pause``.
         memory: The session that carries them out.
         wait: Carries out pauses.
 

@@ -24,8 +24,8 @@ def memory_for(memory: str | Device, geometry: Geometry) -> DeviceMemory | None:
     if memory == HOST:
         if geometry.is_apart:
             raise ValueError(
-                f"head_bytes is {geometry.head_bytes}, and heads are for inboxes in a device's memory: leave it"
-                " 0, or give memory='cuda:0'"
+                f"head_bytes is {geometry.head_bytes}, and heads are for inboxes in a device's memory: leave"
+                " it 0, or give memory='cuda:0'"
             )
         return None
     if not geometry.is_apart:

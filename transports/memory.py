@@ -168,8 +168,8 @@ class RemoteMemory(ABC):
     def reach(self, device: Device) -> None:
         """Make ready to put bytes that lie on this device; raises ``DeviceUnreachable``. May be repeated."""
         raise DeviceUnreachable(
-            f"the inbox is not in a device's memory, so bytes on {device.name} cannot be sent to it; copy them"
-            " to the host first, or open the receiver with memory="
+            f"the inbox is not in a device's memory, so bytes on {device.name} cannot be sent to it; copy"
+            " them to the host first, or open the receiver with memory="
         )
 
     # Only where ``Capabilities.pull_share`` is not 0.

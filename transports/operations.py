@@ -203,18 +203,7 @@ class Pause:
 
 
 Operation: TypeAlias = (
-    Read
-    | CompareAndSwap
-    | FetchAndAdd
-    | Chain
-    | Put
-    | Guarded
-    | Load
-    | Peek
-    | Store
-    | Fence
-    | Pull
-    | Pause
+    Read | CompareAndSwap | FetchAndAdd | Chain | Put | Guarded | Load | Peek | Store | Fence | Pull | Pause
 )
 
 _Result = TypeVar("_Result")

@@ -468,13 +468,13 @@ async def open_receiver(
         clock: Monotonic seconds.
         rng: Draws the ring's generation.
         fenced: Where sessions that are fenced are counted, by the reason.
-        memory: Where the payload ring lies: ``host``, or a device's name (``cuda:0``). On a device each message
-            has a head for the host (``Geometry.head_bytes``), and nothing is pulled.
+        memory: Where the payload ring lies: ``host``, or a device's name (``cuda:0``). On a device each
+            message has a head for the host (``Geometry.head_bytes``), and nothing is pulled.
 
     Raises:
-        ValueError: The name is taken; or ``geometry`` has heads and the memory is the host's, or none and it is
-            a device's.
-        DeviceUnreachable: There is no such device, it has no memory left, or the listener does not reach it.
+        ValueError: The name is taken; or ``geometry`` has heads and the memory is the host's, or has none
+            and it is a device's.
+        DeviceUnreachable: There is no such device, it has no memory left, or the listener reaches none.
     """
     device = memory_for(memory, geometry)
     receiver = Receiver(

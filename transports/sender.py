@@ -120,8 +120,8 @@ class Sender:
         The buffers are not copied: they must stay unchanged until ``delivered`` passes the number.
 
         Args:
-            buffers: The message's bytes. Those on a device are ready when this is called (``cuda.span_of``), and
-                go only into an inbox in a device's memory.
+            buffers: The message's bytes. Those on a device are ready when this is called (``span_of``), and go
+                only into an inbox in a device's memory.
             kind: A small number that the receiver sees beside the payload.
             flags: Likewise.
             timeout_seconds: How long to wait for room; 0 does not wait, None waits as long as it takes.
@@ -133,7 +133,7 @@ class Sender:
         Raises:
             RingFull: There was no room in time; nothing was sent.
             MessageTooLarge: It fits neither the ring nor what may be pulled; nothing was sent.
-            DeviceUnreachable: Bytes on a device cannot be sent from here, or not into this inbox; nothing was.
+            DeviceUnreachable: Bytes on a device cannot be sent from here, or not into this inbox.
             PeerLost: The receiver is gone; the message may or may not have reached it.
             ChannelClosed: The sender was closed; likewise.
 

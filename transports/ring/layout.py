@@ -213,7 +213,9 @@ class Geometry:
                     f"{name} must be a multiple of {GRANULE_BYTES}, not be {getattr(self, name)!r}"
                 )
         if self.is_apart and self.payload_bytes <= GRANULE_BYTES:
-            raise ValueError(f"a payload ring that lies apart needs more than {GRANULE_BYTES} bytes: one seal")
+            raise ValueError(
+                f"a payload ring that lies apart needs more than {GRANULE_BYTES} bytes: one seal"
+            )
         granule_count = self.payload_bytes // GRANULE_BYTES
         delivered_bytes = -(-self.session_count * WORD_BYTES // LINE_BYTES) * LINE_BYTES
         slots_start = DELIVERED_OFFSET + delivered_bytes

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from transports.address import Address
-from transports.device_memory import DeviceMemory
 from transports.channel import open_receiver
+from transports.device_memory import DeviceMemory
 from transports.memory import Accept, Listener, Options, Region
 from transports.registry import transport_for
 from transports.ring import Geometry
