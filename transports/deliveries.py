@@ -5,8 +5,6 @@ from attrs import field, frozen
 from transports.device_memory import DeviceMemory, DeviceSpan
 from transports.ring import Delivery as RingDelivery
 
-_NOTHING = memoryview(b"")
-
 
 @frozen
 class Leniency:
@@ -47,8 +45,9 @@ def delivery_of(held: RingDelivery, view: memoryview, device: DeviceMemory | Non
         view: The region.
         device: The memory beside it, if the payload ring lies apart.
     """
-    payload, on_device = _NOTHING, None
+    on_device = None
     if device is not None:
+        payload = memoryview(b"")  # its own: a release closes it
         on_device = device.span(held.offset, held.length)
     elif held.content is not None:
         payload = memoryview(held.content)

@@ -120,8 +120,8 @@ class Sender:
         The buffers are not copied: they must stay unchanged until ``delivered`` passes the number.
 
         Args:
-            buffers: The message's bytes. Those on a device are ready when this is called (``span_of``), and go
-                only into an inbox in a device's memory.
+            buffers: The message's bytes. Those on a device are ready when this is called (``span_of``), and
+                go only into an inbox in a device's memory.
             kind: A small number that the receiver sees beside the payload.
             flags: Likewise.
             timeout_seconds: How long to wait for room; 0 does not wait, None waits as long as it takes.

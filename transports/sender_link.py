@@ -129,8 +129,8 @@ class Link:
             geometry, beside = welcome.geometry, memory.capabilities.device_bytes
             if beside != (geometry.payload_bytes if geometry.is_apart else 0):
                 raise LayoutMismatch(
-                    f"{self.address} has {beside} bytes of a device's memory beside its region, which does not"
-                    f" fit {geometry}: run the same release on both sides"
+                    f"{self.address} has {beside} bytes of a device's memory beside its region, which does"
+                    f" not fit {geometry}: run the same release on both sides"
                 )
             producer = Producer(
                 welcome.geometry,
