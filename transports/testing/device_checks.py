@@ -7,25 +7,30 @@ into its memory but by its own copies.
 import asyncio
 import gc
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
 from attrs import frozen
 
+from transports.address import Address
 from transports.channel import Delivery, Leniency, Receiver, Sender, open_receiver, open_sender
 from transports.device_memory import Device, DeviceSpan
 from transports.errors import DeviceUnreachable, MessageTooLarge, RingFull
-from transports.memory import Listener, Transport
-from transports.operations import Content
+from transports.fences import STALLED
+from transports.memory import Listener, Options, RemoteMemory, Transport
+from transports.operations import Bytes, Content, Put
 from transports.ring import Geometry
 from transports.testing.faults import Faults, FaultyTransport
+from transports.testing.forwarding import ForwardingMemory
 from transports.testing.setting import LIMIT_SECONDS, Check, Setting, raised
 
 SMALL: Final = Geometry(slot_count=8, payload_bytes=1 << 14, session_count=16, head_bytes=256)
 _LENIENT: Final = Leniency(lease_seconds=5.0, slowest_bytes_per_second=1e6)
 _STRICT: Final = Leniency(lease_seconds=0.3, slowest_bytes_per_second=1e7)
 _FAULTY_MESSAGES: Final = 40
+_RNG: Final = random.Random
 
 
 @frozen(eq=False)
@@ -196,28 +201,93 @@ async def the_hosts_inbox_takes_no_device_bytes(setting: Setting) -> None:
         assert bytes((await receiver.receive()).payload) == b"plain"
 
 
-async def a_faulty_wire_loses_and_damages_nothing(setting: Setting) -> None:
-    """Over a wire that delays, shuffles, loses puts and breaks, all arrive whole, once and in order."""
-    rng = random.Random(7)  # noqa: S311  # repeatable
-    faults = Faults(
-        rng, shuffle_pieces=True, delay_seconds=0.002, cut_chance=0.02, drop_chance=0.02, remaining=6
-    )
-    transport = FaultyTransport(setting.transport, faults)
-    async with _inbox(setting, leniency=_STRICT) as box, asyncio.TaskGroup() as group:
+async def _traffic(setting: Setting, transport: Transport, leniency: Leniency) -> Counter[str]:
+    """Messages over a wire that misbehaves, each of which must arrive; the fences that it took."""
+    async with _inbox(setting, leniency=leniency) as box:
 
         async def send() -> None:
             async with box.sender("a", transport) as sender:
                 for number in range(_FAULTY_MESSAGES):
-                    await sender.send(_on(box.device, _body(number, 2000 + number)), head=b"%d" % number)
+                    await sender.send(_on(box.device, _body(number, 2000 + number)), head=_head(number))
                 await sender.drained()
 
-        group.create_task(send())
-        for number in range(_FAULTY_MESSAGES):
-            delivery = await box.next()
-            assert (delivery.number, delivery.head) == (number, b"%d" % number)
-            assert _content(delivery) == _body(number, 2000 + number)
-            box.receiver.release(delivery)
-    assert faults.happened, "no fault happened: the check checked nothing"
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send())
+            for number in range(_FAULTY_MESSAGES):
+                delivery = await box.next()
+                assert (delivery.number, delivery.head) == (number, _head(number))
+                assert _content(delivery) == _body(number, 2000 + number)
+                box.receiver.release(delivery)
+        return box.receiver.fenced
+
+
+def _head(number: int) -> bytes:
+    return b"head %d" % number * 5
+
+
+async def delays_pieces_and_cuts_damage_nothing(setting: Setting) -> None:
+    """Over a wire that dawdles, shuffles the pieces of writes and puts, and breaks, all arrive as sent."""
+    faults = Faults(_RNG(3), shuffle_pieces=True, delay_seconds=0.002, cut_chance=0.05, remaining=8)
+    await _traffic(setting, FaultyTransport(setting.transport, faults), _STRICT)
+    assert {"cut", "cut behind a swap"} & {*faults.happened}
+
+
+async def puts_that_never_land_are_not_handed_over(setting: Setting) -> None:
+    """A slot whose payload never came is no message, though all that the host sees of it is right."""
+    faults = _LosesPuts(_RNG(4), remaining=3)
+    fenced = await _traffic(setting, FaultyTransport(setting.transport, faults), _STRICT)
+    assert faults.happened == ["drop of puts"] * 3
+    assert fenced[STALLED] == 3
+
+
+async def damaged_heads_are_sent_again(setting: Setting) -> None:
+    """A head of which one bit is wrong is never handed over."""
+    faults = Faults(
+        _RNG(5), flip_chance=0.2, remaining=3, flips_wanted=lambda write: write.offset >= SMALL.heads_start
+    )
+    await _traffic(setting, FaultyTransport(setting.transport, faults), _STRICT)
+    assert faults.happened == ["flip"] * 3
+
+
+async def late_puts_are_waited_for(setting: Setting) -> None:
+    """A payload that lands behind its commit word is handed over when it is there; nobody is suspected."""
+    patient = Leniency(lease_seconds=100 * LIMIT_SECONDS)
+    assert not await _traffic(setting, _LateTransport(setting.transport, Faults(_RNG(6))), patient)
+
+
+class _LosesPuts(Faults):
+    """Drops puts, and nothing else."""
+
+    def strikes(self, chance: float, what: str) -> bool:
+        """Now and then, if it is a put."""
+        return what == "drop of puts" and super().strikes(0.1, what)
+
+
+class _LateTransport(FaultyTransport):
+    """Opens sessions whose puts land late."""
+
+    async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
+        """Open one."""
+        return _LateMemory(await super().connect(address, hello, options))
+
+
+class _LateMemory(ForwardingMemory):
+    """Keeps puts back until the sender looks whether they were taken."""
+
+    def __init__(self, inner: RemoteMemory) -> None:
+        super().__init__(inner)
+        self._late: list[Put] = []
+
+    async def put(self, put: Put) -> None:
+        """Not now."""
+        self._late.append(put)
+
+    async def read(self, offset: int, length: int) -> Bytes:
+        """Now."""
+        late, self._late = self._late, []
+        for put in late:
+            await self._inner.put(put)
+        return await self._inner.read(offset, length)
 
 
 async def a_payload_outlives_its_inbox(setting: Setting) -> None:
@@ -239,6 +309,9 @@ DEVICE_CHECKS: Final[tuple[Check, ...]] = (
     many_senders_share_the_device,
     what_does_not_fit_is_refused_alone,
     the_hosts_inbox_takes_no_device_bytes,
-    a_faulty_wire_loses_and_damages_nothing,
+    delays_pieces_and_cuts_damage_nothing,
+    puts_that_never_land_are_not_handed_over,
+    damaged_heads_are_sent_again,
+    late_puts_are_waited_for,
     a_payload_outlives_its_inbox,
 )

@@ -86,6 +86,7 @@ class FaultyMemory(ForwardingMemory):
     def __init__(self, inner: RemoteMemory, faults: Faults) -> None:
         super().__init__(inner)
         self._faults = faults
+        self._loses_puts = False
         self._ending = Ending()
 
     async def read(self, offset: int, length: int) -> Bytes:
@@ -122,10 +123,14 @@ class FaultyMemory(ForwardingMemory):
         await self._inner.post(Chain(tuple(writes[-1:]), notify=chain.notify))
 
     async def put(self, put: Put) -> None:
-        """Put bytes into device memory; nothing flips there, since nothing would find it."""
+        """Put bytes into device memory.
+
+        What nothing there would find does not happen: no bit flips, and with one put those behind it are lost.
+        """
         await self._before()
         faults = self._faults
-        if faults.strikes(faults.drop_chance, "drop"):
+        self._loses_puts = self._loses_puts or faults.strikes(faults.drop_chance, "drop of puts")
+        if self._loses_puts:
             return
         for part in _shuffled_put(put, faults.rng) if faults.shuffle_pieces else (put,):
             await self._inner.put(part)
