@@ -125,7 +125,7 @@ class FaultyMemory(ForwardingMemory):
     async def put(self, put: Put) -> None:
         """Put bytes into device memory.
 
-        What nothing there would find does not happen: no bit flips, and with one put those behind it are lost.
+        What nobody would find there does not happen: no bit flips, and with one put all behind it are lost.
         """
         await self._before()
         faults = self._faults
