@@ -166,7 +166,11 @@ class RemoteMemory(ABC):
         raise AssertionError(f"{type(self).__name__} declares no device_bytes, so it puts nothing")
 
     def reach(self, device: Device) -> None:
-        """Make ready to put bytes that lie on this device; raises ``DeviceUnreachable``. May be repeated."""
+        """Make ready to put bytes that lie on this device; raises ``DeviceUnreachable``.
+
+        May be repeated, and left out: then ``put`` does it, and raises the same. A session that has ended does
+        and raises nothing.
+        """
         raise DeviceUnreachable(
             f"the inbox is not in a device's memory, so bytes on {device.name} cannot be sent to it; copy"
             " them to the host first, or open the receiver with memory="

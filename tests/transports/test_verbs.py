@@ -24,7 +24,8 @@ from transports.verbs_devices import (
     choose,
     devices_of,
 )
-from transports.verbs_link import PIECE_BYTES, Staging, pieces
+from transports.verbs_link import PIECE_BYTES
+from transports.verbs_staging import Staging, pieces
 
 HERE = Address.parse("verbs://127.0.0.1:0")
 
