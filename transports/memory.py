@@ -168,8 +168,8 @@ class RemoteMemory(ABC):
     def reach(self, device: Device) -> None:
         """Make ready to put bytes that lie on this device; raises ``DeviceUnreachable``.
 
-        May be repeated, and left out: then ``put`` does it, and raises the same. A session that has ended does
-        and raises nothing.
+        May be repeated, and left out: then ``put`` does it, and raises the same. A session that has ended
+        raises nothing.
         """
         raise DeviceUnreachable(
             f"the inbox is not in a device's memory, so bytes on {device.name} cannot be sent to it; copy"

@@ -141,7 +141,10 @@ def test_the_kernels_tables_are_read(tmp_path: Path) -> None:
     assert devices_of(tmp_path / "nowhere") == ()
 
 
-CARD = Card(as_gid("10.0.0.1"), GidKind.IPV4, 7, 5, 0xABCDEF, 0xFFFFFF, 16, (1 << 64) - 1, (1 << 32) - 1)
+CARD = Card(
+    *(as_gid("10.0.0.1"), GidKind.IPV4, 7, 5, 0xABCDEF, 0xFFFFFF, 16, (1 << 64) - 1, (1 << 32) - 1),
+    *((1 << 32) - 2, (1 << 64) - 2, (1 << 64) - 3),
+)
 
 
 def test_cards_come_back_or_are_refused() -> None:
@@ -152,7 +155,7 @@ def test_cards_come_back_or_are_refused() -> None:
     with pytest.raises(ProtocolError, match="bytes"):
         Card.parse(memoryview(data[:-1]))
     with pytest.raises(LayoutMismatch, match="same release"):
-        Card.parse(memoryview(b"\2" + data[1:]))
+        Card.parse(memoryview(b"\1" + data[1:]))
     for wrong in (evolve(CARD, mtu=6), evolve(CARD, reads_served=0), evolve(CARD, pair=1 << 24)):
         with pytest.raises(ProtocolError):
             Card.parse(memoryview(wrong.to_bytes()))
