@@ -20,8 +20,8 @@ from simulations.sim_memory import SimMemory
 from simulations.sim_network import Host, Network, Wire
 from simulations.sim_region import Hooks, SimRegion, SimSession
 from transports.address import Address
-from transports.device_memory import DeviceMemory
 from transports.background import Background
+from transports.device_memory import DeviceMemory
 from transports.errors import (
     AuthenticationFailed,
     HandshakeRefused,

@@ -1,4 +1,4 @@
-"""How a device's memory is registered with an adapter, over a pyverbs that is none: which way, what rights."""
+"""How a device's memory is registered with an adapter: which way, what rights; over a pyverbs that is none."""
 
 import os
 import types
@@ -127,8 +127,8 @@ def test_what_both_ways_lack_is_told(domain: Domain) -> None:
     with pytest.raises(VerbsError) as caught:
         RegisteredDevice(domain, device.allocate(4096), for_peers=True)
     assert str(caught.value) == (
-        "4096 bytes of cuda:0 cannot be registered: by dmabuf: cuda:0 has no dmabuf; by its own address: cuda:0"
-        " has no nvidia_peermem; see `onepiece doctor`"
+        "4096 bytes of cuda:0 cannot be registered: by dmabuf: cuda:0 has no dmabuf; by its own address:"
+        " cuda:0 has no nvidia_peermem; see `onepiece doctor`"
     )
     del caught
     assert device.allocations == 0
