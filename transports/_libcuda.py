@@ -18,8 +18,6 @@ from transports.device_memory import DeviceError
 _OK: Final = 0
 
 # Attributes, flags and scopes, as cuda.h numbers them.
-WITH_VMM: Final = 110
-"""CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"""
 GPU_DIRECT_RDMA: Final = 116
 """CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED"""
 FLUSH_OPTIONS: Final = 117
@@ -51,7 +49,6 @@ _ENUM: Final = c_int
 
 SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuInit": (c_uint,),
-    "cuDriverGetVersion": (_REFERENCE,),
     "cuGetErrorName": (_ENUM, _REFERENCE),
     "cuGetErrorString": (_ENUM, _REFERENCE),
     "cuDeviceGetCount": (_REFERENCE,),
@@ -127,13 +124,6 @@ class Library:
             assert address is not None, "a function that is there has an address"
             function = self._functions[name] = ctypes.CFUNCTYPE(c_int, *SIGNATURES[name])(address)
         return function
-
-    @property
-    def version(self) -> str:
-        """The newest version of CUDA that the driver knows."""
-        number = c_int()
-        self.call("cuDriverGetVersion", ctypes.byref(number))
-        return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 @cache

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from attrs import frozen
 
 from transports import _libcuda as cuda
 from transports.device_memory import Device, DeviceError, DeviceSpan
@@ -34,6 +35,42 @@ _NAME_BYTES: Final = 256
 _PEER_MODULE: Final = Path("/sys/module/nvidia_peermem")
 _NAME: Final = re.compile(r"cuda:(\d{1,4})")
 _ITEM: Final = re.compile(r"[<>|=][a-zA-Z](\d+)")
+
+
+@frozen
+class Gpu:
+    """What the driver says of a device, without making use of it."""
+
+    ordinal: int
+    model: str
+    takes_peers: bool
+    """Adapters may be given its addresses (GPU_DIRECT_RDMA_SUPPORTED), with nvidia_peermem."""
+    exports_dmabuf: bool
+    """The kernel may be given its memory (DMA_BUF_SUPPORTED)."""
+    orders_writes: bool
+    """What an adapter has written is visible in the order in which it was written (WRITES_ORDERING)."""
+    flushes_writes: bool
+    """The host can make visible what adapters have written (FLUSH_WRITES_OPTIONS)."""
+
+    @classmethod
+    def of(cls, library: cuda.Library, ordinal: int, device: int) -> "Gpu":
+        """Ask the driver; raises ``DeviceError``."""
+
+        def attribute(number: int) -> int:
+            value = c_int()
+            library.call("cuDeviceGetAttribute", byref(value), number, device)
+            return value.value
+
+        name = ctypes.create_string_buffer(_NAME_BYTES)
+        library.call("cuDeviceGetName", name, _NAME_BYTES, device)
+        return cls(
+            ordinal,
+            name.value.decode(errors="replace"),
+            takes_peers=attribute(cuda.GPU_DIRECT_RDMA) != 0,
+            exports_dmabuf=attribute(cuda.DMA_BUF) != 0,
+            orders_writes=attribute(cuda.WRITES_ORDERING) >= cuda.FLUSH_TO_OWNER,
+            flushes_writes=attribute(cuda.FLUSH_OPTIONS) & cuda.FLUSH_BY_HOST != 0,
+        )
 
 
 class CudaDevice(Device):
@@ -61,14 +98,12 @@ class CudaDevice(Device):
             )
         library.call("cuDeviceGet", byref(device), ordinal)
         self._device = device.value
+        self.gpu = Gpu.of(library, ordinal, device.value)
         library.call("cuDevicePrimaryCtxRetain", byref(context), self._device)
         self._context = context
         with self._current():
             library.call("cuStreamCreate", byref(stream), cuda.STREAM_NON_BLOCKING)
         self._stream = stream
-        ordering = self._attribute(cuda.WRITES_ORDERING)
-        self._needs_flush = ordering < cuda.FLUSH_TO_OWNER
-        self._can_flush = bool(self._attribute(cuda.FLUSH_OPTIONS) & cuda.FLUSH_BY_HOST)
 
     @contextmanager
     def _current(self) -> Iterator[None]:
@@ -78,11 +113,6 @@ class CudaDevice(Device):
             yield
         finally:
             self._library.call("cuCtxPopCurrent_v2", byref(before))
-
-    def _attribute(self, attribute: int) -> int:
-        value = c_int()
-        self._library.call("cuDeviceGetAttribute", byref(value), attribute, self._device)
-        return value.value
 
     def _do(self, name: str, *arguments: Any) -> None:
         """Ask for something in our stream, and wait until it is done."""
@@ -134,7 +164,7 @@ class CudaDevice(Device):
 
     def flush(self) -> None:
         """Make visible what adapters have written, where the device does not do so by itself."""
-        if self._needs_flush and self._can_flush:
+        if not self.gpu.orders_writes and self.gpu.flushes_writes:
             with self._current():
                 self._library.call(
                     "cuFlushGPUDirectRDMAWrites", cuda.FLUSH_CURRENT_CONTEXT, cuda.FLUSH_TO_OWNER
@@ -153,7 +183,7 @@ class CudaDevice(Device):
 
     def check_remote_writes(self) -> None:
         """Raise ``DeviceError`` unless it can be known when adapters' writes are visible."""
-        if self._needs_flush and not self._can_flush:
+        if not self.gpu.orders_writes and not self.gpu.flushes_writes:
             raise DeviceError(
                 f"{self.name} neither orders what adapters write nor lets the host flush it (its attributes"
                 " WRITES_ORDERING and FLUSH_WRITES_OPTIONS are 0), so nobody knows when it is there"
@@ -161,7 +191,7 @@ class CudaDevice(Device):
 
     def dmabuf(self, address: int, size_bytes: int) -> int:
         """A descriptor of the memory."""
-        if not self._attribute(cuda.DMA_BUF):
+        if not self.gpu.exports_dmabuf:
             raise DeviceError(
                 f"the driver gives out no dmabuf of {self.name} (DMA_BUF_SUPPORTED is 0): that takes NVIDIA's"
                 " open kernel modules and Linux 5.12"
@@ -180,29 +210,12 @@ class CudaDevice(Device):
 
     def check_peer_access(self) -> None:
         """Raise ``DeviceError`` unless the kernel lets adapters use the device's addresses."""
-        if not self._attribute(cuda.GPU_DIRECT_RDMA):
+        if not self.gpu.takes_peers:
             raise DeviceError(f"{self.name} cannot be reached by adapters (GPU_DIRECT_RDMA_SUPPORTED is 0)")
         if not self._peer_module.exists():
             raise DeviceError("nvidia_peermem is not loaded (modprobe nvidia_peermem)")
 
-    # For people and for other libraries.
-
-    @property
-    def model(self) -> str:
-        """What the driver calls the device."""
-        name = ctypes.create_string_buffer(_NAME_BYTES)
-        self._library.call("cuDeviceGetName", name, _NAME_BYTES, self._device)
-        return name.value.decode(errors="replace")
-
-    def abilities(self) -> dict[str, int]:
-        """The attributes on which it depends whether and how adapters reach the device."""
-        return {
-            "GPU_DIRECT_RDMA_SUPPORTED": self._attribute(cuda.GPU_DIRECT_RDMA),
-            "DMA_BUF_SUPPORTED": self._attribute(cuda.DMA_BUF),
-            "WITH_CUDA_VMM_SUPPORTED": self._attribute(cuda.WITH_VMM),
-            "WRITES_ORDERING": self._attribute(cuda.WRITES_ORDERING),
-            "FLUSH_WRITES_OPTIONS": self._attribute(cuda.FLUSH_OPTIONS),
-        }
+    # For other libraries.
 
     def array_interface(self, address: int, length: int) -> dict[str, Any] | None:
         """The bytes as an array of ``uint8`` that nothing has to be waited for."""
@@ -239,11 +252,15 @@ def cuda_device(ordinal: int) -> CudaDevice:
     return CudaDevice(cuda.load(), ordinal)
 
 
-def device_count() -> int:
-    """How many devices this process sees; raises ``DeviceError``."""
-    count = c_int()
-    cuda.load().call("cuDeviceGetCount", byref(count))
-    return count.value
+def gpus() -> tuple[Gpu, ...]:
+    """The devices that this process sees; no context is made on them. Raises ``DeviceError``."""
+    library, count, device = cuda.load(), c_int(), c_int()
+    library.call("cuDeviceGetCount", byref(count))
+    found = []
+    for ordinal in range(count.value):
+        library.call("cuDeviceGet", byref(device), ordinal)
+        found.append(Gpu.of(library, ordinal, device.value))
+    return tuple(found)
 
 
 async def span_of(array: Any, *, stream: int | None = None) -> DeviceSpan:

@@ -15,7 +15,6 @@ from typing import Any
 
 PROTOTYPES = """
 CUresult cuInit(unsigned int Flags)
-CUresult cuDriverGetVersion(int *driverVersion)
 CUresult cuGetErrorName(CUresult error, const char **pStr)
 CUresult cuGetErrorString(CUresult error, const char **pStr)
 CUresult cuDeviceGetCount(int *count)
@@ -137,10 +136,6 @@ class FakeDriver:
     def _cuInit(self, flags: int) -> int:  # noqa: N802 - named as the driver's
         self._is_ready = flags == 0
         return 0 if self._is_ready else 1
-
-    def _cuDriverGetVersion(self, into: int) -> int:  # noqa: N802 - named as the driver's
-        _put(into, ctypes.c_int32, 12040)
-        return 0
 
     def _cuGetErrorName(self, error: int, into: int) -> int:  # noqa: N802 - named as the driver's
         return self._text(error, into, 0)

@@ -132,6 +132,15 @@ def test_writes_of_adapters_are_flushed_where_needed(
             device.check_remote_writes()
 
 
+def test_what_the_driver_says_of_its_devices(driver: FakeDriver) -> None:
+    """Models and abilities can be had without a context on a device."""
+    driver.fails = {"cuDevicePrimaryCtxRetain": 1}
+    first, second = cuda.gpus()
+    assert (first.model, second.model, second.ordinal) == ("Fake 0", "Fake 1", 1)
+    assert (first.takes_peers, first.exports_dmabuf) == (True, True)
+    assert (first.orders_writes, first.flushes_writes) == (False, True)
+
+
 def test_a_dmabuf_is_of_whole_pages() -> None:
     """The descriptor is of the memory from its beginning, in whole pages, and belongs to the caller."""
     driver = FakeDriver()

@@ -1,4 +1,4 @@
-"""How a device's memory is registered with an adapter: which way, what rights; over a pyverbs that is none."""
+"""How a device's memory is registered with an adapter, which way and with what rights: pyverbs is faked."""
 
 import os
 import types

@@ -154,9 +154,22 @@ class Producer:
         guarded = length + SLOT_BYTES <= self._guarded_bytes_max and not apart
         if apart or guarded or length < self.hash_after_post_bytes:
             message.payload_hash = self._hash_payload((head,) if apart else message.bytes)
+        tail = yield from self._reserve(message, now, wait=wait, guarded=guarded)
+        if not guarded:
+            yield from self._post(message, tail)
+        self._in_doubt = False
+        self.next_number = message.number + 1
+        return message.number
+
+    def _reserve(self, message: "Message", now: float, *, wait: bool, guarded: bool) -> Program[int]:
+        """Win the swap that reserves room; where it is guarded, the message is written with it.
+
+        Returns:
+            The tail word that was replaced.
+        """
         contended = 0
         while True:
-            tail, reserved, now = yield from self._find_room(length, now, wait=wait)
+            tail, reserved, now = yield from self._find_room(message.length, now, wait=wait)
             swap = CompareAndSwap(TAIL_OFFSET, tail, reserved, self._usable_until)
             self._in_doubt = True
             if guarded:
@@ -164,7 +177,8 @@ class Producer:
             else:
                 found = yield swap
             if found == tail:
-                break
+                self._tail = reserved
+                return tail
             self._in_doubt = False
             contended += 1
             if found is EXPIRED:
@@ -172,12 +186,6 @@ class Producer:
             else:
                 self._tail = found
             now = yield Pause(PauseReason.CONTENDED, contended)
-        self._tail = reserved
-        if not guarded:
-            yield from self._post(message, tail)
-        self._in_doubt = False
-        self.next_number = message.number + 1
-        return message.number
 
     def _prepare(
         self, payload: tuple[Content, ...], kind: int, flags: int, *, pull: bool, head: Bytes
