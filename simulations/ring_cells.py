@@ -238,7 +238,7 @@ def as_step(operation: Operation, cells: Cells) -> Step:
         case Chain(writes):
             return Post(tuple(cells.group(write) for write in writes))
         case operations.Put(offset, buffers):
-            return Post((cells.pieces(cells.apart + offset, b"".join(cast(tuple[Bytes, ...], buffers))),))
+            return Post((cells.pieces(cells.apart + offset, b"".join(cast("tuple[Bytes, ...]", buffers))),))
         case Peek(offset, length):
             return Fetch((cells.sealed(offset),), cells.apart + offset, length)
         case Store(offset, data):

@@ -143,7 +143,7 @@ class Sender:
         request = new_request(kind, flags, buffers, head, timeout_seconds)
         if not request.may_wait and self._waiting_for_room:
             raise RingFull(f"{self.address} has no room and other sends wait for it already")
-        for device in request.devices():
+        for device in request.devices:
             self._current().memory.reach(device)
         self._requests.append(request)
         if self._alarm is None or self._alarm.done() or len(self._requests) > 1:

@@ -68,15 +68,13 @@ class Request:
     head: Bytes
     answer: asyncio.Future[int]
     may_wait: bool
+    devices: frozenset[Device] = frozenset()
+    """On which some of the payload lies."""
     idle: bool = True
     """Nothing of it is on its way: it waits for its turn, or for room."""
     expired: bool = False
     begun: Begun | None = None
     """Set from the moment ``send`` has begun the work until it is done or the courier has taken it over."""
-
-    def devices(self) -> set[Device]:
-        """On which some of the payload lies."""
-        return {buffer.device for buffer in self.buffers if isinstance(buffer, DeviceSpan)}
 
     def fail(self, error: BaseException) -> None:
         """Tell the caller, unless it has gone."""
@@ -100,13 +98,13 @@ def new_request(
     """What a call of ``send`` asks for; raises ``ValueError`` for a kind or flags that are no byte."""
     if not (0 <= kind <= BYTE_MAX and 0 <= flags <= BYTE_MAX):
         raise ValueError(f"kind and flags are 0 to {BYTE_MAX}, not {kind} and {flags}")
-    if isinstance(buffers, bytes | bytearray | memoryview | DeviceSpan):
-        buffers = (buffers,)
-    return Request(
-        kind=kind,
-        flags=flags,
-        buffers=tuple(buffers),
-        head=head,
-        answer=asyncio.get_running_loop().create_future(),
-        may_wait=timeout_seconds is None or timeout_seconds > 0,
-    )
+    devices: frozenset[Device] = frozenset()
+    parts: tuple[Content, ...]
+    if isinstance(buffers, bytes | bytearray | memoryview):
+        parts = (buffers,)
+    else:
+        parts = (buffers,) if isinstance(buffers, DeviceSpan) else tuple(buffers)
+        devices = frozenset(buffer.device for buffer in parts if isinstance(buffer, DeviceSpan))
+    answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    may_wait = timeout_seconds is None or timeout_seconds > 0
+    return Request(kind, flags, parts, head, answer, may_wait, devices)

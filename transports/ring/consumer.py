@@ -223,12 +223,17 @@ class Consumer:
                 slot = None
             if slot is not None:
                 start, end = self.geometry.place(cursor & GRANULE_MASK, slot.length)
-                content = yield from self._whole(slot, sequence, start)
-                if content is not None:
+                offset, head = self.geometry.payload_offset(start), b""
+                if self.geometry.is_apart:
+                    head, is_whole = yield from self._whole_apart(slot, sequence, start)
+                else:
+                    payload = (yield Load(offset, slot.length)) if slot.length else b""
+                    is_whole = self._hash_payload((payload,)) == slot.payload_hash
+                if is_whole:
                     if slot.pull and self._is_wanted(slot):
-                        delivery = yield from self._take(slot, Offer.from_bytes(content), sequence, end)
+                        delivery = yield from self._take(slot, Offer.from_bytes(payload), sequence, end)
                     else:
-                        delivery = yield from self._pass(slot, sequence, start, end, content)
+                        delivery = yield from self._pass(slot, sequence, offset, end, head)
                     if delivery is not None or self.waits_for_release:
                         return delivery
                     continue
@@ -267,22 +272,14 @@ class Consumer:
             and slot.session in self._table.sessions
         )
 
-    def _whole(self, slot: Slot, sequence: int, start: int) -> Program[Bytes | None]:
-        """The payload, or where that lies apart the head; ``None`` while it is not what was sent."""
-        if self.geometry.is_apart:
-            content = yield from self._whole_apart(slot, sequence, start)
-            return content
-        offset = self.geometry.payload_offset(start)
-        payload: Bytes = (yield Load(offset, slot.length)) if slot.length else b""
-        return payload if self._hash_payload((payload,)) == slot.payload_hash else None
-
-    def _whole_apart(self, slot: Slot, sequence: int, start: int) -> Program[Bytes | None]:
+    def _whole_apart(self, slot: Slot, sequence: int, start: int) -> Program[tuple[bytes, bool]]:
+        """The head, and whether it is what was sent and the payload there, in a ring that lies apart."""
         offset = self.geometry.head_slot_offset(sequence)
         head = bytes((yield Load(offset, slot.head_length)) if slot.head_length else b"")
         if self._hash_payload((head,)) != slot.payload_hash:
-            return None
+            return head, False
         is_sealed = yield from self._is_sealed(slot, start)
-        return head if is_sealed else None
+        return head, is_sealed
 
     def _is_sealed(self, slot: Slot, start: int) -> Program[bool]:
         """Whether the payload has landed in the ring that lies apart."""
@@ -293,7 +290,7 @@ class Consumer:
         return not self.waits_for_seal
 
     def _pass(
-        self, slot: Slot, sequence: int, start: int, end: int, content: Bytes
+        self, slot: Slot, sequence: int, offset: int, end: int, head: bytes
     ) -> Program[Delivery | None]:
         """Move the cursor over a whole message: hand it over, or drop it."""
         identity = self._table.sessions[slot.session].identity
@@ -308,9 +305,10 @@ class Consumer:
             slot.number,
             slot.kind,
             slot.flags,
-            self.geometry.payload_offset(start),
+            offset,
             slot.length,
-            head=bytes(content) if self.geometry.is_apart else b"",
+            None,
+            head,
         )
         yield from self._hand_over(delivery, identity, passed)
         return delivery
@@ -466,8 +464,12 @@ class Consumer:
         if slot is None or not self._is_next(slot, cursor):
             return False
         start, _ = self.geometry.place(cursor & GRANULE_MASK, slot.length)
-        content = yield from self._whole(slot, sequence, start)
-        return content is not None
+        if self.geometry.is_apart:
+            _, is_whole = yield from self._whole_apart(slot, sequence, start)
+            return is_whole
+        offset = self.geometry.payload_offset(start)
+        payload = (yield Load(offset, slot.length)) if slot.length else b""
+        return self._hash_payload((payload,)) == slot.payload_hash
 
     def _abandon(self, boundary: Boundary) -> Program[None]:
         """Give back everything from the cursor up to ``boundary``, committed or not."""

@@ -197,6 +197,8 @@ class Geometry:
     session_count: int = field(validator=_checked_range(1, SESSION_COUNT_MAX))
     head_bytes: int = field(default=0, validator=_checked_range(0, HEAD_BYTES_MAX))
     """Not 0: the payload ring lies apart, and each slot has room for a head of so many bytes."""
+    is_apart: bool = field(init=False, eq=False, repr=False)
+    """The payload ring lies in a device's memory; ``region_bytes`` does not count it."""
     granule_count: int = field(init=False, eq=False, repr=False)
     sequence_modulus: int = field(init=False, eq=False, repr=False)
     granule_modulus: int = field(init=False, eq=False, repr=False)
@@ -212,6 +214,7 @@ class Geometry:
                 raise ValueError(
                     f"{name} must be a multiple of {GRANULE_BYTES}, not be {getattr(self, name)!r}"
                 )
+        self._derive("is_apart", self.head_bytes > 0)
         if self.is_apart and self.payload_bytes <= GRANULE_BYTES:
             raise ValueError(
                 f"a payload ring that lies apart needs more than {GRANULE_BYTES} bytes: one seal"
@@ -233,11 +236,6 @@ class Geometry:
 
     def _derive(self, name: str, value: int) -> None:
         object.__setattr__(self, name, value)
-
-    @property
-    def is_apart(self) -> bool:
-        """The payload ring lies in a device's memory; ``region_bytes`` does not count it."""
-        return self.head_bytes > 0
 
     @property
     def tail_offset(self) -> int:
@@ -279,7 +277,7 @@ class Geometry:
         two rings ever lie between head and tail.
         """
         granules = (length + GRANULE_BYTES - 1) // GRANULE_BYTES
-        if length and self.is_apart:
+        if self.is_apart and length:
             granules += 1  # the seal
         index = end % self.granule_count
         start = end if index + granules <= self.granule_count else end + self.granule_count - index

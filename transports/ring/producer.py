@@ -129,8 +129,7 @@ class Producer:
         """Reserve, write and commit one message; several may be in flight, one ``send`` at a time.
 
         Args:
-            payload: buffers that are sent one behind the other; unchanged until delivered. Only where the
-                payload ring lies apart may some of them be on a device.
+            payload: buffers that are sent one behind the other; unchanged until delivered.
             kind: 0 to 255, handed to the receiver as it is.
             flags: 0 to 255, as ``kind``.
             now: the driver's monotonic clock.
@@ -149,27 +148,13 @@ class Producer:
         it at a swap or a chain leaves the session ``in_doubt``: open a new one.
         """
         message = self._prepare(tuple(payload), kind, flags, pull=pull, head=head)
-        length = message.length
-        apart = self._geometry.is_apart
+        length, apart = message.length, self._geometry.is_apart
         guarded = length + SLOT_BYTES <= self._guarded_bytes_max and not apart
         if apart or guarded or length < self.hash_after_post_bytes:
-            message.payload_hash = self._hash_payload((head,) if apart else message.bytes)
-        tail = yield from self._reserve(message, now, wait=wait, guarded=guarded)
-        if not guarded:
-            yield from self._post(message, tail)
-        self._in_doubt = False
-        self.next_number = message.number + 1
-        return message.number
-
-    def _reserve(self, message: "Message", now: float, *, wait: bool, guarded: bool) -> Program[int]:
-        """Win the swap that reserves room; where it is guarded, the message is written with it.
-
-        Returns:
-            The tail word that was replaced.
-        """
+            message.payload_hash = self._hash_payload(message.hashed)
         contended = 0
         while True:
-            tail, reserved, now = yield from self._find_room(message.length, now, wait=wait)
+            tail, reserved, now = yield from self._find_room(length, now, wait=wait)
             swap = CompareAndSwap(TAIL_OFFSET, tail, reserved, self._usable_until)
             self._in_doubt = True
             if guarded:
@@ -177,8 +162,7 @@ class Producer:
             else:
                 found = yield swap
             if found == tail:
-                self._tail = reserved
-                return tail
+                break
             self._in_doubt = False
             contended += 1
             if found is EXPIRED:
@@ -186,6 +170,12 @@ class Producer:
             else:
                 self._tail = found
             now = yield Pause(PauseReason.CONTENDED, contended)
+        self._tail = reserved
+        if not guarded:
+            yield from self._post(message, tail)
+        self._in_doubt = False
+        self.next_number = message.number + 1
+        return message.number
 
     def _prepare(
         self, payload: tuple[Content, ...], kind: int, flags: int, *, pull: bool, head: Bytes
@@ -204,8 +194,11 @@ class Producer:
         assert 0 <= kind <= BYTE_MAX, f"kind {kind} does not fit a byte"
         assert 0 <= flags <= BYTE_MAX, f"flags {flags} do not fit a byte"
         assert not self._in_doubt, "a send was abandoned behind its swap: open a new session"
-        assert not (pull and self._geometry.is_apart), "an offer is read by the consumer's processor"
-        return Message(payload, length, kind, flags, self.next_number, int(pull), head)
+        message = Message(payload, length, kind, flags, self.next_number, int(pull), head)
+        if self._geometry.is_apart:
+            assert not pull, "an offer is read by the consumer's processor"
+            message.hashed = (head,)
+        return message
 
     def refresh(self, now: float) -> Program[int]:
         """Read head and delivered; returns ``delivered``: every smaller number was handed over."""
@@ -285,7 +278,7 @@ class Producer:
         writes = self._writes_of_payload(message, tail)
         if message.length <= self.piece_bytes:
             yield Chain(writes, notify=False)
-            return self._hash_payload(message.bytes)
+            return self._hash_payload(message.hashed)
         state = xxh3_64()
         for write in writes:
             for offset, piece in _pieces(write, self.piece_bytes):
@@ -302,7 +295,7 @@ class Producer:
         if not message.length:
             return ()
         start, _ = self._geometry.place(tail & GRANULE_MASK, message.length)
-        return (Write(self._geometry.payload_offset(start), message.bytes),)
+        return (Write(self._geometry.payload_offset(start), message.hashed),)
 
     def _writes_of_head(self, message: "Message", tail: int) -> tuple[Write, ...]:
         if not message.head:
@@ -351,7 +344,7 @@ def _pieces(write: Write, piece_bytes: int) -> Iterator[tuple[int, memoryview]]:
 class Message:
     """What one ``send`` is about to write; the hash may come after the payload was posted."""
 
-    __slots__ = ("flags", "head", "kind", "length", "number", "payload", "payload_hash", "pull")
+    __slots__ = ("flags", "hashed", "head", "kind", "length", "number", "payload", "payload_hash", "pull")
 
     def __init__(
         self,
@@ -370,9 +363,6 @@ class Message:
         self.number = number
         self.pull = pull
         self.head = head
+        # Where the ring lies in the region, whoever sends brings nothing from a device.
+        self.hashed = cast("tuple[Bytes, ...]", payload)
         self.payload_hash: int | None = None
-
-    @property
-    def bytes(self) -> tuple[Bytes, ...]:
-        """The payload, where the ring lies in the region: whoever sends brings nothing else there."""
-        return cast(tuple[Bytes, ...], self.payload)
