@@ -77,6 +77,21 @@ def buffer(tensor: "torch.Tensor") -> memoryview:
     return array.data
 
 
+_BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def backend_for(device: str) -> str:
+    """What ranks on this kind of device talk through: gloo for ``cpu``, nccl for ``cuda:0``.
+
+    Raises ``ConfigError`` for any other kind.
+    """
+    kind = device.partition(":")[0]
+    backend = _BACKENDS.get(kind)
+    if backend is None:
+        raise ConfigError(f"ctx.group is there on {' and '.join(_BACKENDS)}; {device!r} is neither")
+    return backend
+
+
 def join_group(device: str, descriptor: int, rank: int, world_size: int) -> Any:
     """Make the default process group, with gloo on CPUs and nccl on GPUs; blocks until all ranks do.
 
@@ -97,9 +112,13 @@ def join_group(device: str, descriptor: int, rank: int, world_size: int) -> Any:
             "a stage on several devices asks for ctx.group, and torch is not installed;"
             " install the extra 'diffusion' (pip install -e '.[diffusion]')"
         ) from error
-    backend = "nccl" if device.startswith("cuda") else "gloo"
+    backend = backend_for(device)
     if not distributed.is_available() or not distributed.is_backend_available(backend):
-        raise ConfigError(f"this torch ({torch.__version__}) has no {backend}, which ctx.group needs here")
+        wanted = "built for CUDA" if backend == "nccl" else "that has torch.distributed"
+        raise ConfigError(
+            f"this torch ({torch.__version__}) has no {backend}, which ctx.group needs on {device}: "
+            f"install one {wanted}, or give the stage one device"
+        )
     where = None
     if backend == "nccl":
         where = torch.device(device)

@@ -104,6 +104,8 @@ REPORT_HEARD_SECONDS: Final = 1.0
 """How long a stage that may have killed nodes is held back until its request's owner knows that it begins."""
 LOSSES_PER_MESSAGE_MAX: Final = 8
 """Nodes that may die with a message in their ring that nobody saw them take: it may be what kills them."""
+ACTORS_PICKED_MAX: Final = 64 * KIB
+"""Actors of which a node remembers when it picked them last."""
 EVENTS_PER_REQUEST_MAX: Final = 512
 EVENTS_BYTES_PER_REQUEST_MAX: Final = 4 * MIB
 RECORDS_MAX: Final = 10_000

@@ -26,6 +26,7 @@ from onepiece.codec import register
 from onepiece.core.actors import Assign, Unassign
 from onepiece.core.admission import ProxyLoad
 from onepiece.core.inventory import ActorReport, NodeInfo
+from onepiece.core.lending import LentReport
 from onepiece.core.membership import Expel
 from onepiece.core.placement_view import PlacementView
 from onepiece.core.routing import RouteEpoch, RouteTable
@@ -243,7 +244,10 @@ class StageWasLost:
 @register
 @frozen
 class ReleaseRequests:
-    """These requests have ended: nothing of them need be retained."""
+    """Nothing of these requests need be retained: they have ended, or are about to, in an error.
+
+    Their records stay until ``DropRecords``: the error may not be stored yet, and its owner may die.
+    """
 
     uids: tuple[str, ...]
 
@@ -251,10 +255,14 @@ class ReleaseRequests:
 @register
 @frozen
 class AskEnded:
-    """A node has had something of these requests for long; answered by ``ReleaseRequests`` of the ended."""
+    """A node has had something of these requests for long.
+
+    Answered by ``ReleaseRequests`` of the ended, or by ``DropRecords`` where their records are asked about.
+    """
 
     reply_to: str
     uids: tuple[str, ...]
+    of_records: bool = False
 
 
 @register
@@ -356,6 +364,8 @@ class Heartbeat:
     """It drains, and holds nothing any more."""
     offered: Mapping[str, int] = field(factory=dict)
     """Requests of each workflow that its proxy was asked for since the process began."""
+    lent: LentReport | None = None
+    """The jobs on its idle devices; None: it lends none."""
 
 
 @register
@@ -403,7 +413,7 @@ class DrainingSet:
 @register
 @frozen
 class Farewell:
-    """A node has stopped in order."""
+    """A node has stopped in order; a store node says so to the others, too."""
 
     node_id: str
     incarnation: int

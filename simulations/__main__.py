@@ -16,6 +16,7 @@ from simulations import (
     ring_schedules,
 )
 from simulations.chaos import command as chaos_command
+from simulations.chaos import leaders as leaders_command
 from simulations.validation import command as validate_command
 from simulations.validation import shift_command
 
@@ -54,6 +55,9 @@ COMMANDS: Final = {
         explore_command.__doc__,
         explore_command.add_arguments,
         explore_command.run,
+    ),
+    "leaders": Command(
+        leaders_command.HELP, leaders_command.__doc__, leaders_command.add_arguments, leaders_command.run
     ),
     "resources": Command(
         resources_command.HELP,

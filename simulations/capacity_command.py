@@ -169,7 +169,7 @@ def _told(summary: Mapping[str, Any], record: Record, instances: Mapping[str, in
         "",
         columns(("stage", "at first", "at the end", "busy"), rows),
         "",
-        f"{summary['moves']} moves",
+        f"{summary['moves']} moves, {summary['given_back']} instances given back",
     ]
     for at, move in record.moves[:_MOVES_SHOWN]:
         where = "beside" if move.is_beside else "behind" if move.replaces else "on idle devices"
@@ -179,6 +179,8 @@ def _told(summary: Mapping[str, Any], record: Record, instances: Mapping[str, in
         )
     if len(record.moves) > _MOVES_SHOWN:
         lines.append(f"  and {summary['moves'] - _MOVES_SHOWN} more")
+    for at, give in record.given_back[:_MOVES_SHOWN]:
+        lines.append(f"  {at:.0f} s: {give.stage} on {give.node_id} is given back: {give.reason}")
     return "\n".join(lines)
 
 
@@ -203,6 +205,10 @@ def _plain(
                 "reason": move.reason,
             }
             for at, move in record.moves
+        ],
+        "given_back": [
+            {"seconds": at, "stage": give.stage, "node": give.node_id, "reason": give.reason}
+            for at, give in record.given_back
         ],
     }
 

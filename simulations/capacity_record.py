@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from attrs import define, field
 
+from onepiece.core.give_back import GiveBack
 from onepiece.core.moves import Move
 
 _PER_E: Final = 100
@@ -23,7 +24,10 @@ class Histogram:
 
     def add(self, seconds: float) -> None:
         """One more."""
-        place = math.floor(math.log(max(seconds, 1e-9)) * _PER_E)
+        self.add_at(class_of(seconds), seconds)
+
+    def add_at(self, place: int, seconds: float) -> None:
+        """One more, of which the class is known already."""
         self.counts[place] = self.counts.get(place, 0) + 1
         self.count += 1
         self.total += seconds
@@ -41,6 +45,11 @@ class Histogram:
             if left <= 0:
                 return math.exp((place + 0.5) / _PER_E)
         return 0.0
+
+
+def class_of(seconds: float) -> int:
+    """The number of the class of a length of time."""
+    return math.floor(math.log(max(seconds, 1e-9)) * _PER_E)
 
 
 @define
@@ -66,17 +75,24 @@ class Record:
     intervals: dict[int, Interval] = field(factory=dict)
     moves: list[tuple[float, Move]] = field(factory=list)
     move_count: int = 0
+    given_back: list[tuple[float, GiveBack]] = field(factory=list)
+    given_back_count: int = 0
     total: Interval = field(factory=Interval)
     busy_seconds: dict[str, float] = field(factory=dict)
     """Of workers, by stage."""
     ended_actors: int = 0
     last_at: float = 0.0
+    _latest_place: int = -1
+    _latest: Interval = field(factory=Interval)
 
     def _interval(self, now: float) -> Interval:
         place = int(now // self.interval_seconds)
+        if place == self._latest_place:  # nearly always
+            return self._latest
         found = self.intervals.get(place)
         if found is None:
             found = self.intervals[place] = Interval()
+        self._latest_place, self._latest = place, found
         return found
 
     def _parts(self, now: float) -> tuple[Interval, ...]:
@@ -96,8 +112,9 @@ class Record:
 
     def finished(self, now: float, seconds: float, demand: int) -> None:
         """A request of the demand of this number has its result."""
+        place = class_of(seconds)
         for part in self._parts(now):
-            part.finished.add(seconds)
+            part.finished.add_at(place, seconds)
 
     def busy(self, stage: str, now: float, seconds: float, devices: int) -> None:
         """A worker begins, and is busy for so long."""
@@ -115,6 +132,12 @@ class Record:
         if len(self.moves) < MOVES_MAX:
             self.moves.append((now, move))
 
+    def gave_back(self, now: float, give: GiveBack) -> None:
+        """An instance was told to end, as it is not needed."""
+        self.given_back_count += 1
+        if len(self.given_back) < MOVES_MAX:
+            self.given_back.append((now, give))
+
     def summary(self, seconds: float) -> dict[str, Any]:
         """The totals, behind the warm-up."""
         measured = seconds - self.warm_up_seconds
@@ -131,6 +154,7 @@ class Record:
             "gpu_seconds_per_request": self.gpus * measured / done.count if done.count else None,
             "busy_workers": {stage: busy / measured for stage, busy in sorted(self.busy_seconds.items())},
             "moves": self.move_count,
+            "given_back": self.given_back_count,
         }
 
     def series(self) -> list[dict[str, Any]]:

@@ -14,9 +14,9 @@ that slow each other down on one device.
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from attrs import define, evolve, field, frozen
 
@@ -35,9 +35,9 @@ from onepiece.core.rebalance import (
     TimesMeasured,
 )
 from onepiece.core.waiting_order import WaitingOrder, rank
-from simulations.capacity_dispatch import PROXY, Dispatch
+from simulations.capacity_dispatch import PROXY, Dispatch, Sender
 from simulations.capacity_record import Record
-from simulations.capacity_steps import Step, steps_of
+from simulations.capacity_steps import Way
 from simulations.capacity_trace import Arrival
 
 _TICK_SECONDS: Final = 10.0
@@ -57,6 +57,8 @@ class Delays:
     """From the end of a stage until its worker begins with what waits."""
     news: float = 0.0
     """From the end of a stage until the node that sent its input has heard of it."""
+    proxy_news: float = 0.0
+    """The same where that was the proxy."""
 
 
 @frozen
@@ -98,10 +100,12 @@ class _Request:
 
 
 class _Task(NamedTuple):
+    """A stage task, on its way to an instance or there."""
+
     request: _Request
     step: int
-    sender: str
-    arrived_at: float
+    sender: "Sender[_Instance]"
+    instance: "_Instance"
 
 
 _Line: TypeAlias = "deque[_Task] | WaitingOrder[_Task]"
@@ -135,7 +139,8 @@ class World:
         self._demands = demands
         self._options = options
         self._random = Random(options.seed)  # noqa: S311 - a simulation is to be repeatable
-        self._events: list[tuple[float, int, object]] = []
+        self._events: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
+        """When, in which order, and what is then called with what."""
         self._count = 0
         self._times: dict[tuple[str, str, int], tuple[float, float]] = {}
         self._dispatch: dict[str, Dispatch[_Instance]] = {stage: Dispatch() for stage in model.stages}
@@ -143,7 +148,7 @@ class World:
         self._present: dict[str, dict[tuple[str, str], int]] = {stage: {} for stage in model.stages}
         self._instances: dict[int, _Instance] = {}
         self._serving: dict[str, int] = dict.fromkeys(model.stages, 0)
-        self._steps = [steps_of(model, demand) for demand in demands]
+        self._ways = [Way.of(model, demand) for demand in demands]
         self._kinds = [(demand.workflow, demand.size_class) for demand in demands]
         self._offered = [0] * len(demands)
         self._machine = RebalanceMachine(policy=options.policy)
@@ -166,7 +171,8 @@ class World:
             if now > seconds:
                 return self.record
             if first <= at and first <= next_tick:
-                self._happen(heapq.heappop(events)[2], now)
+                _, _, happen, what = heapq.heappop(events)
+                happen(what, now)
             elif at <= next_tick:
                 assert next_arrival is not None
                 self._arrive(next_arrival[1], now)
@@ -175,30 +181,14 @@ class World:
                 self._tick(now)
                 next_tick += _TICK_SECONDS
 
-    def _happen(self, event: object, now: float) -> None:
-        match event:
-            case _Run():
-                self._end(event, now)
-            case _Turned(instance):
-                self._turn(instance, now)
-            case _News(stage, sender, instance):
-                self._dispatch[stage].change(sender, instance, -1)
-            case _Instance() as instance:
-                self._ready(instance, now)
-            case _Sent():
-                self._arrive_at(event, now)
-            case _:
-                raise AssertionError(event)
-
-    def _at(self, moment: float, event: object) -> None:
+    def _at(self, moment: float, happen: Callable[[Any, float], None], what: object) -> None:
         self._count += 1
-        heapq.heappush(self._events, (moment, self._count, event))
+        heapq.heappush(self._events, (moment, self._count, happen, what))
 
     # --- requests
 
     def _arrive(self, number: int, now: float) -> None:
         self._offered[number] += 1
-        steps = self._steps[number]
         timeout = self._options.timeout_seconds
         if timeout is not None:
             predicted = self._finish.seconds(*self._kinds[number], self._serving, self._present)
@@ -206,64 +196,62 @@ class World:
                 self.record.refused(now)
                 return
         self.record.accepted(now)
-        missing = [0] * len(steps)
-        for step in steps:
-            for after in step.after:
-                missing[after] += 1
-        request = _Request(now, number, missing, len(steps), self._joins(steps))
-        for place, count in enumerate(missing):
-            if not count:
-                self._send(request, place, PROXY, self._options.delays.entry, now)
+        way = self._ways[number]
+        request = _Request(now, number, list(way.sources), len(way.steps), self._joins(way))
+        for place in way.entries:
+            self._send(request, place, PROXY, self._options.delays.entry, now)
 
-    def _joins(self, steps: Sequence[Step]) -> dict[int, _Instance]:
+    def _joins(self, way: Way) -> dict[int, _Instance]:
         return {
-            place: self._dispatch[step.stage].meeting()
-            for place, step in enumerate(steps)
-            if step.is_join and self._dispatch[step.stage].live
+            place: self._dispatch[stage].meeting() for place, stage in way.joins if self._dispatch[stage].live
         }
 
     def _count_present(self, stage: str, number: int, by: int) -> None:
+        if self._options.timeout_seconds is None:
+            return  # nobody is asked
         present, kind = self._present[stage], self._kinds[number]
         present[kind] = present.get(kind, 0) + by
 
     def _send(self, request: _Request, place: int, sender: str, seconds: float, now: float) -> None:
         """Choose an instance, and let the message be there after so many seconds."""
-        step = self._steps[request.demand][place]
+        step = self._ways[request.demand].steps[place]
         dispatch = self._dispatch[step.stage]
-        instance = request.joins.get(place)
+        sending = dispatch.sender(sender)
+        instance = request.joins.get(place) if step.is_join else None
         if instance is None or instance.drains:
-            instance = self._random.choice(dispatch.live) if step.is_join else dispatch.fewest(sender)
-        dispatch.change(sender, instance, 1)
+            instance = self._random.choice(dispatch.live) if step.is_join else sending.pick()
+        sending.picked(instance)
         instance.outstanding += 1
         self._count_present(step.stage, request.demand, 1)
-        sent = _Sent(instance, request, place, sender)
+        task = _Task(request, place, sending, instance)
         if seconds:
-            self._at(now + seconds, sent)
+            self._at(now + seconds, self._arrive_at, task)
         else:
-            self._arrive_at(sent, now)
+            self._arrive_at(task, now)
 
-    def _arrive_at(self, sent: "_Sent", now: float) -> None:
-        instance, request = sent.instance, sent.request
-        task = _Task(request, sent.step, sent.sender, now)
-        if isinstance(instance.queue, deque):
-            instance.queue.append(task)
+    def _arrive_at(self, task: _Task, now: float) -> None:
+        instance = task.instance
+        queue = instance.queue
+        if isinstance(queue, deque):
+            queue.append(task)
         else:
-            workflow, size_class = self._kinds[request.demand]
-            seen = instance.times.time(str(sent.step), size_class)
-            ranked = rank(now, 0.0 if seen is None else seen[0], 0)
-            instance.queue.add(task, workflow, "", ranked, 1.0 if seen is None else seen[0])
+            workflow, size_class = self._kinds[task.request.demand]
+            name = self._ways[task.request.demand].steps[task.step].name
+            seen = instance.times.mean_seconds(name, size_class)
+            ranked = rank(now, 0.0 if seen is None else seen, 0)
+            queue.add(task, workflow, "", ranked, 1.0 if seen is None else seen)
         if instance.free:
             self._start(instance, now)
 
     def _start(self, instance: _Instance, now: float) -> None:
         stage = instance.actor.stage
         tasks = self._next_tasks(instance)
-        size_class = self._demands[tasks[0].request.demand].size_class
+        size_class = self._kinds[tasks[0].request.demand][1]
         mean, shape = self._time_of(stage, size_class, len(tasks))
         seconds = self._random.gammavariate(shape, mean / shape) if shape else mean
         instance.free -= 1
         self.record.busy(stage, now, seconds, len(instance.actor.devices))
-        self._at(now + seconds, _Run(instance, tasks, seconds))
+        self._at(now + seconds, self._end, _Run(instance, tasks, seconds))
 
     def _next_tasks(self, instance: _Instance) -> list[_Task]:
         queue = instance.queue
@@ -291,43 +279,52 @@ class World:
         return found
 
     def _end(self, run: "_Run", now: float) -> None:
-        instance, delays = run.instance, self._options.delays
-        stage = instance.actor.stage
-        instance.outstanding -= len(run.tasks)
-        for request, place, sender, _ in run.tasks:
-            self._hear(stage, sender, instance, now)
+        instance, tasks, seconds = run
+        delays = self._options.delays
+        stage, node_id = instance.actor.stage, instance.actor.node_id
+        instance.outstanding -= len(tasks)
+        for task in tasks:
+            request, place, sender, _ = task
+            demand = request.demand
+            self._hear(sender, instance, now)
+            step = self._ways[demand].steps[place]
+            if place in request.joins:
+                self._hear(self._dispatch[stage].sender(PROXY), request.joins[place], now)
             if not isinstance(instance.queue, deque):
-                instance.times.note(str(place), self._kinds[request.demand][1], run.seconds)
-            self._count_present(stage, request.demand, -1)
+                instance.times.note(step.name, self._kinds[demand][1], seconds)
+            self._count_present(stage, demand, -1)
             request.left -= 1
             if not request.left:
                 done_at = now + delays.exit
-                self.record.finished(done_at, done_at - request.arrived_at, request.demand)
-            for after in self._steps[request.demand][place].after:
+                self.record.finished(done_at, done_at - request.arrived_at, demand)
+            for after in step.after:
                 request.missing[after] -= 1
                 if not request.missing[after]:
-                    self._send(request, after, instance.actor.node_id, delays.hop, now)
+                    self._send(request, after, node_id, delays.hop, now)
         if delays.turn:
-            self._at(now + delays.turn, _Turned(instance))
+            self._at(now + delays.turn, self._turn, instance)
         else:
             self._turn(instance, now)
+
+    def _hear(self, sender: "Sender[_Instance]", instance: _Instance, now: float) -> None:
+        """Let a sender hear, in its time, that an instance is done with one of its messages."""
+        delays = self._options.delays
+        news = delays.proxy_news if sender.name == PROXY else delays.news
+        if news:
+            self._at(now + news, _heard, (sender, instance))
+        else:
+            sender.done(instance)
 
     def _turn(self, instance: _Instance, now: float) -> None:
         """A worker is free."""
         instance.free += 1
-        if len(instance.queue):
+        if instance.queue:
             self._start(instance, now)
         elif instance.drains and not instance.outstanding and self._is_idle(instance):
             self._gone(instance, now)
 
     def _is_idle(self, instance: _Instance) -> bool:
         return instance.free == self._model.stages[instance.actor.stage].concurrency
-
-    def _hear(self, stage: str, sender: str, instance: _Instance, now: float) -> None:
-        if self._options.delays.news:
-            self._at(now + self._options.delays.news, _News(stage, sender, instance))
-        else:
-            self._dispatch[stage].change(sender, instance, -1)
 
     # --- the set
 
@@ -423,7 +420,10 @@ class World:
         self._tell_set(now)
 
     def _load(self, instance: _Instance, now: float) -> None:
-        self._at(now + self._model.stages[instance.actor.stage].load_seconds, instance)
+        self._at(now + self._model.stages[instance.actor.stage].load_seconds, self._loaded, instance)
+
+    def _loaded(self, instance: _Instance, now: float) -> None:
+        self._ready(instance, now)
 
     def _tick(self, now: float) -> None:
         counts = {
@@ -434,10 +434,14 @@ class World:
         self.record.sample(now, self._serving)
         if not self._options.moves:
             return
-        for effect in self._machine.handle(RequestsCounted(counts, _TICK_SECONDS), now):
+        in_hand = {stage: sum(present.values()) for stage, present in self._present.items()}
+        for effect in self._machine.handle(RequestsCounted(counts, _TICK_SECONDS, in_hand), now):
             assert isinstance(effect, OrderMoves)
             for move in effect.decision.moves:
                 self._carry_out(move, now)
+            for give in effect.decision.gives_back:
+                self.record.gave_back(now, give)
+                self._drain(self._instances[give.actor_id], now)
             self._tell_set(now)
 
     def _carry_out(self, move: Move, now: float) -> None:
@@ -455,17 +459,14 @@ class World:
 
     def _tell_set(self, now: float) -> None:
         if self._options.moves:
-            actors = tuple(instance.actor for instance in self._instances.values())
+            actors = tuple(_seen(instance) for instance in self._instances.values())
             self._machine.handle(SetChanged(self._devices, actors), now)
 
 
-class _Sent(NamedTuple):
-    """A message on its way."""
-
-    instance: _Instance
-    request: _Request
-    step: int
-    sender: str
+def _seen(instance: _Instance) -> PlacedActor:
+    """As the rebalancer is told: one that is given back only takes room until it is gone."""
+    is_given_back = instance.drains and instance.successor is None
+    return evolve(instance.actor, stage="") if is_given_back else instance.actor
 
 
 class _Run(NamedTuple):
@@ -476,15 +477,6 @@ class _Run(NamedTuple):
     seconds: float
 
 
-class _Turned(NamedTuple):
-    """A worker is about to be free."""
-
-    instance: _Instance
-
-
-class _News(NamedTuple):
-    """A sender is about to hear that an instance is done with one of its messages."""
-
-    stage: str
-    sender: str
-    instance: _Instance
+def _heard(both: "tuple[Sender[_Instance], _Instance]", _now: float) -> None:
+    sender, instance = both
+    sender.done(instance)

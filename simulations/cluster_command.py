@@ -51,20 +51,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry the command out; returns its exit status."""
     _pin_hashes()
-    plans = [_plan(seed, faults, arguments) for seed, faults in _seeds(arguments)]
+    seeds = _seeds(arguments)
+    plans = [_plan(seed, faults, arguments) for seed, faults in seeds]
     print(f"commit {_commit()}, {len(plans)} seeds from {plans[0].seed}" if plans else "no seeds")
     begun = time.perf_counter()
     endings: Counter[str] = Counter()
     broken: list[Report] = []
     virtual_seconds = processor_seconds = 0.0
-    for report in _run_all(plans, arguments.jobs, aloud=arguments.verbose):
+    reports = _run_all(plans, arguments.jobs, aloud=arguments.verbose)
+    for (seed, faults), report in zip(seeds, reports, strict=True):
         endings.update(report.endings)
         virtual_seconds += report.virtual_seconds
         processor_seconds += report.seconds
         print(_line_of(report), flush=True)
         if report.problems:
             broken.append(report)
-            _print_problems(report, with_story=not arguments.verbose)
+            again = command_of(seed, faults, arguments)
+            _print_problems(report, again, with_story=not arguments.verbose)
     told = ", ".join(f"{count} {what}" for what, count in endings.most_common())
     print(f"{len(plans)} seeds, {virtual_seconds:.0f} s of theirs: {told}")
     if broken:
@@ -203,10 +206,18 @@ def _line_of(report: Report) -> str:
     )
 
 
-def _print_problems(report: Report, *, with_story: bool) -> None:
+def command_of(seed: int, faults: str | None, arguments: argparse.Namespace) -> str:
+    """What tells the same run of a seed from its beginning."""
+    given = {"seed": seed, "nodes": arguments.nodes, "requests": arguments.requests, "faults": faults}
+    options = [f"--{name} {value}" for name, value in given.items() if value is not None]
+    options += ["--rebalance"] if arguments.rebalance else []
+    return " ".join(["python -m simulations cluster", *options, "--verbose"])
+
+
+def _print_problems(report: Report, again: str, *, with_story: bool) -> None:
     print(f"\n--- seed {report.seed}: its latest story, and what is broken ---")
     for line in report.story if with_story else ():
         print(line)
     for problem in report.problems[:20]:
         print(f"BROKEN {problem}")
-    print(f"--- tell it whole: python -m simulations cluster --seed {report.seed} --verbose ---\n")
+    print(f"--- tell it whole: {again} ---\n")

@@ -1,8 +1,8 @@
 """The producer's side of the simulated transport: operations that arrive late and in pieces."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from attrs import define
 
@@ -12,6 +12,10 @@ from transports.errors import ChannelClosed, TransportError
 from transports.memory import Accepted, Atomics, Capabilities, RemoteMemory
 from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired, Guarded, Write
 from transports.sessions import Ending
+
+_PULL_SHARE: Final = 2**-15
+"""So small that most of what stages hand on is pulled, where operations need no processor of the owner: 4 KiB
+of 128 MiB."""
 
 
 @define(eq=False)
@@ -44,6 +48,9 @@ class SimMemory(RemoteMemory):
         self._open: dict[asyncio.Future[Any], None] = {}
         """What is waited for."""
         self._posted_bytes = 0
+        self._exports: dict[bytes, tuple[Bytes, ...]] = {}
+        self._exported = 0
+        session.lends = self._lent
         wire.tell_near = self._end
 
     @property
@@ -56,6 +63,7 @@ class SimMemory(RemoteMemory):
             fences_sessions=True,
             guarded_bytes_max=weather.guarded_bytes_max,
             zero_copy_send=True,
+            pull_share=_PULL_SHARE if weather.one_sided else 1.0,
         )
 
     @property
@@ -122,6 +130,22 @@ class SimMemory(RemoteMemory):
             lambda: self._wire.back.send(lambda: _settle(answer, outcome[0])),
         )
         return await self._outcome(answer)  # type: ignore[no-any-return]  # what ``swap`` has put there
+
+    def export(self, buffers: Sequence[Bytes]) -> bytes:
+        """Let the owner pull these bytes."""
+        self._ending.check()
+        self._exported += 1
+        key = self._exported.to_bytes(8, "little")
+        self._exports[key] = tuple(buffers)
+        return key
+
+    def withdraw(self, key: bytes) -> None:
+        """End an export."""
+        self._exports.pop(key, None)
+
+    def _lent(self, key: bytes) -> bytes | None:
+        buffers = self._exports.get(key)
+        return None if buffers is None else self._on_the_wire(b"".join(buffers))
 
     async def wait_notified(self, timeout_seconds: float) -> bool:
         """Wait for a nudge from the owner."""
@@ -252,6 +276,7 @@ class SimMemory(RemoteMemory):
 
     def _end(self, reason: TransportError) -> None:
         if self._ending.reach(reason):
+            self._exports.clear()
             for answer in list(self._open):
                 if not answer.done():
                     answer.set_exception(self._ending.error())

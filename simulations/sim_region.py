@@ -8,7 +8,7 @@ from attrs import frozen
 from simulations.loop import Process
 from simulations.sim_network import Network, Wire
 from transports.address import Address
-from transports.errors import PeerLost, ProtocolError, SessionFenced
+from transports.errors import ExportGone, PeerLost, ProtocolError, SessionFenced, TransportError
 from transports.memory import Accept, Region
 from transports.region_memory import RegionMemory
 
@@ -32,6 +32,9 @@ class SimSession:
         self.wire = wire
         self.hello = hello
         self.is_over = False
+        self.lends: Callable[[bytes], bytes | None] = lambda _: None
+        """What the producer exports under a key, as it goes on the wire."""
+        self._pulls: set[asyncio.Future[bytes | None]] = set()
         self._was_nudged = False
         """Since the producer's latest look."""
         self._waits: Callable[[], None] | None = None
@@ -77,6 +80,35 @@ class SimSession:
         if self._was_nudged:
             self.nudge()
 
+    async def pull(self, key: bytes, into: memoryview) -> None:
+        """Fetch an export: it is looked up when the question has reached the producer."""
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+
+        def settle(data: bytes | None) -> None:
+            if not answer.done():
+                answer.set_result(data)
+
+        def ask() -> None:
+            data = self.lends(key)
+            self.wire.out.send(lambda: self.carry_out(lambda: settle(data)))
+
+        self._pulls.add(answer)
+        self.wire.back.send(ask)
+        try:
+            data = await answer
+        finally:
+            self._pulls.discard(answer)
+        if data is None or len(data) != len(into):
+            raise ExportGone("the producer does not export this (any more)")
+        into[:] = data
+
+    def end(self, error: TransportError) -> None:
+        """From here on nothing of it counts."""
+        self.is_over = True
+        for answer in self._pulls:
+            if not answer.done():
+                answer.set_exception(error)
+
     def _lost(self) -> None:
         if not self.is_over:
             self.region.process.call_soon(self.region.leave, self)
@@ -117,7 +149,7 @@ class SimRegion(Region):
     def leave(self, session: SimSession) -> None:
         """A session has ended, and not by us."""
         if not session.is_over:
-            session.is_over = True
+            session.end(PeerLost(f"session {session.number} of {self._address} was lost"))
             del self._sessions[session.number]
             self.hooks.on_session_lost(session.number)
 
@@ -129,9 +161,17 @@ class SimRegion(Region):
         await asyncio.sleep(self.network.rng.random() * self.network.weather.fence_seconds)
         for session in found:
             if not session.is_over:
-                session.is_over = True
+                error = SessionFenced(f"{self._address} fenced session {session.number}")
+                session.end(error)
                 del self._sessions[session.number]
-                session.wire.refuse(SessionFenced(f"{self._address} fenced session {session.number}"))
+                session.wire.refuse(error)
+
+    async def pull(self, session: int, key: bytes, into: memoryview) -> None:
+        """Fetch an export over the session's wire."""
+        found = self._sessions.get(session)
+        if found is None:
+            raise PeerLost(f"session {session} of {self._address} is over")
+        await found.pull(key, into)
 
     def nudge(self) -> None:
         """Wake producers that wait for room."""
@@ -160,6 +200,7 @@ class SimRegion(Region):
         self.is_closed = True
         self.hooks.on_closed()
         for session in self._sessions.values():
-            session.is_over = True
-            session.wire.refuse(PeerLost(f"{self._address} was closed by its owner"))
+            error = PeerLost(f"{self._address} was closed by its owner")
+            session.end(error)
+            session.wire.refuse(error)
         self._sessions.clear()

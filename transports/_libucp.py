@@ -16,6 +16,7 @@ from collections.abc import Callable
 from ctypes import (
     POINTER,
     Structure,
+    c_byte,
     c_char_p,
     c_int,
     c_size_t,
@@ -180,7 +181,10 @@ class HandlerParams(Structure):
     ]  # fmt: skip
 
 
-ERROR_HANDLER: Final = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_int)
+_STATUS: Final = c_byte
+"""``ucs_status_t`` is an enumeration of one byte; what stands above it in a register is anything."""
+
+ERROR_HANDLER: Final = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, _STATUS)
 """(argument, endpoint, status); no exception may leave it, and it must not call libucp."""
 AM_HANDLER: Final = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p)
 """(argument, header, header bytes, data, bytes, parameters) -> status; the same rules."""
@@ -188,34 +192,34 @@ AM_HANDLER: Final = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t, c_void
 _REFERENCE: Final = c_void_p
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "ucp_get_version": (None, (POINTER(c_uint), POINTER(c_uint), POINTER(c_uint))),
-    "ucp_config_read": (c_int, (c_char_p, c_char_p, _REFERENCE)),
-    "ucp_config_modify": (c_int, (c_void_p, c_char_p, c_char_p)),
+    "ucp_config_read": (_STATUS, (c_char_p, c_char_p, _REFERENCE)),
+    "ucp_config_modify": (_STATUS, (c_void_p, c_char_p, c_char_p)),
     "ucp_config_release": (None, (c_void_p,)),
-    "ucp_init_version": (c_int, (c_uint, c_uint, _REFERENCE, c_void_p, _REFERENCE)),
-    "ucp_worker_create": (c_int, (c_void_p, _REFERENCE, _REFERENCE)),
+    "ucp_init_version": (_STATUS, (c_uint, c_uint, _REFERENCE, c_void_p, _REFERENCE)),
+    "ucp_worker_create": (_STATUS, (c_void_p, _REFERENCE, _REFERENCE)),
     "ucp_worker_destroy": (None, (c_void_p,)),
     "ucp_worker_progress": (c_uint, (c_void_p,)),
-    "ucp_worker_get_efd": (c_int, (c_void_p, _REFERENCE)),
-    "ucp_worker_arm": (c_int, (c_void_p,)),
-    "ucp_worker_fence": (c_int, (c_void_p,)),
-    "ucp_worker_get_address": (c_int, (c_void_p, _REFERENCE, _REFERENCE)),
+    "ucp_worker_get_efd": (_STATUS, (c_void_p, _REFERENCE)),
+    "ucp_worker_arm": (_STATUS, (c_void_p,)),
+    "ucp_worker_fence": (_STATUS, (c_void_p,)),
+    "ucp_worker_get_address": (_STATUS, (c_void_p, _REFERENCE, _REFERENCE)),
     "ucp_worker_release_address": (None, (c_void_p, c_void_p)),
-    "ucp_worker_set_am_recv_handler": (c_int, (c_void_p, _REFERENCE)),
-    "ucp_ep_create": (c_int, (c_void_p, _REFERENCE, _REFERENCE)),
+    "ucp_worker_set_am_recv_handler": (_STATUS, (c_void_p, _REFERENCE)),
+    "ucp_ep_create": (_STATUS, (c_void_p, _REFERENCE, _REFERENCE)),
     "ucp_ep_close_nbx": (c_void_p, (c_void_p, _REFERENCE)),
     "ucp_ep_flush_nbx": (c_void_p, (c_void_p, _REFERENCE)),
-    "ucp_ep_query": (c_int, (c_void_p, _REFERENCE)),
-    "ucp_ep_rkey_unpack": (c_int, (c_void_p, c_char_p, _REFERENCE)),
-    "ucp_rkey_ptr": (c_int, (c_void_p, c_uint64, _REFERENCE)),
+    "ucp_ep_query": (_STATUS, (c_void_p, _REFERENCE)),
+    "ucp_ep_rkey_unpack": (_STATUS, (c_void_p, c_char_p, _REFERENCE)),
+    "ucp_rkey_ptr": (_STATUS, (c_void_p, c_uint64, _REFERENCE)),
     "ucp_rkey_destroy": (None, (c_void_p,)),
-    "ucp_mem_map": (c_int, (c_void_p, _REFERENCE, _REFERENCE)),
-    "ucp_mem_query": (c_int, (c_void_p, _REFERENCE)),
-    "ucp_mem_unmap": (c_int, (c_void_p, c_void_p)),
-    "ucp_rkey_pack": (c_int, (c_void_p, c_void_p, _REFERENCE, _REFERENCE)),
+    "ucp_mem_map": (_STATUS, (c_void_p, _REFERENCE, _REFERENCE)),
+    "ucp_mem_query": (_STATUS, (c_void_p, _REFERENCE)),
+    "ucp_mem_unmap": (_STATUS, (c_void_p, c_void_p)),
+    "ucp_rkey_pack": (_STATUS, (c_void_p, c_void_p, _REFERENCE, _REFERENCE)),
     "ucp_rkey_buffer_release": (None, (c_void_p,)),
     "ucp_put_nbx": (c_void_p, (c_void_p, c_void_p, c_size_t, c_uint64, c_void_p, _REFERENCE)),
     "ucp_am_send_nbx": (c_void_p, (c_void_p, c_uint, c_char_p, c_size_t, c_void_p, c_size_t, _REFERENCE)),
-    "ucp_request_check_status": (c_int, (c_void_p,)),
+    "ucp_request_check_status": (_STATUS, (c_void_p,)),
     "ucp_request_free": (None, (c_void_p,)),
 }
 

@@ -76,6 +76,8 @@ class Work:
     """To other local memory than that of the rest."""
     into_device: bool = False
     """``remote`` is in the device's memory beside the peer's region."""
+    remote_key: int = 0
+    """0: that of the peer's card."""
 
 
 class Completion(NamedTuple):
@@ -94,7 +96,7 @@ class Pair:
         place: Where the packets leave.
         sends: Work requests that may be posted and not completed.
         receives: Notifications of the peer that may be waiting.
-        for_peers: The peer may use the domain's memory.
+        for_peers: The peer may write to the domain's memory; it may always read what is registered for that.
         on_completions: Called on the event loop when there is something to ``poll``.
     """
 
@@ -173,7 +175,7 @@ class Pair:
         enums, port = verbs.enums, place.port.number
         attributes = verbs.qp.QPAttr(port_num=port)
         attributes.pkey_index = 0
-        attributes.qp_access_flags = peers_may(enums) if self._for_peers else 0
+        attributes.qp_access_flags = peers_may(enums) if self._for_peers else enums.IBV_ACCESS_REMOTE_READ
         attributes.path_mtu = min(own.mtu, peer.mtu)
         attributes.dest_qp_num = peer.pair
         attributes.rq_psn, attributes.sq_psn = peer.psn, own.psn
@@ -236,7 +238,8 @@ class Pair:
         if work.verb in _ATOMIC:
             request.set_wr_atomic(peer.key, work.remote, work.compare_or_add, work.swap)
         else:
-            request.set_wr_rdma(peer.device_key if work.into_device else peer.key, work.remote)
+            key = peer.device_key if work.into_device else peer.key
+            request.set_wr_rdma(work.remote_key or key, work.remote)
         return request
 
     def expect(self, count: int) -> None:

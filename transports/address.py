@@ -43,7 +43,7 @@ class Address:
             host=parts.hostname,
             port=port or 0,
             name=unquote("/".join(filter(None, (parts.path.lstrip("/"), appended)))),
-            options=dict(parse_qsl(query)),
+            options=parse_options(query, text),
         )
 
     def region(self, name: str) -> "Address":
@@ -61,3 +61,20 @@ class Address:
         name = f"/{quote(self.name)}" if self.name else ""
         query = f"?{urlencode(self.options)}" if self.options else ""
         return f"{self.scheme}://{host}{port}{name}{query}"
+
+
+def parse_options(query: str, where: str) -> dict[str, str]:
+    """Read ``option=value&option=value``.
+
+    Raises:
+        AddressError: An option has no value, as where a variable was empty, or has two: it is not guessed
+            what was meant. ``where`` is named.
+    """
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if not value:
+            raise AddressError(f"{where!r}: the option {name!r} has no value; give it one or leave it out")
+        if name in options:
+            raise AddressError(f"{where!r}: the option {name!r} is given twice; give it once")
+        options[name] = value
+    return options

@@ -20,6 +20,7 @@
       MessageTooLarge       make it smaller, or give the inbox a larger ring
       DeviceUnreachable     a device's memory cannot be used here: the message says what is missing
       ProtocolError         a peer sent bytes that follow no rule: the connection is closed
+        HttpAnswered          an HTTP server answers there: name the address that it listens on for nodes
       OperationTimeout      the peer neither answered nor closed within the bound
 """
 
@@ -110,6 +111,10 @@ class DeviceUnreachable(TransportError):
 
 class ProtocolError(TransportError):
     """One side broke the wire format (a hostile length or offset, an unknown frame)."""
+
+
+class HttpAnswered(ProtocolError):
+    """An HTTP server answers at the address, which is none of a node's: trying again is of no use."""
 
 
 class OperationTimeout(TransportError):

@@ -18,6 +18,7 @@ from attrs import define, evolve, field, frozen
 from transports.address import Address
 from transports.device_memory import Device, DeviceError, DeviceMemory, check_same
 from transports.errors import (
+    AddressError,
     AuthenticationFailed,
     ChannelClosed,
     ConnectFailed,
@@ -57,6 +58,11 @@ _CAPABILITIES: Final = Capabilities(
 )
 
 
+def _no_options(address: Address) -> None:
+    if address.options:
+        raise AddressError(f"{address}: local has no options")
+
+
 class LocalTransport(Transport):
     """Serves and reaches regions of this process."""
 
@@ -64,6 +70,7 @@ class LocalTransport(Transport):
 
     def listen(self, address: Address, options: Options) -> AbstractAsyncContextManager[Listener]:
         """Take the host's name within this process; raises ``ListenFailed`` if it is taken."""
+        _no_options(address)
         return self._listening(address, options)
 
     @asynccontextmanager
@@ -80,6 +87,7 @@ class LocalTransport(Transport):
 
     async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
         """Open a session on a region of this process."""
+        _no_options(address)
         listener = _LISTENERS.get(address.host)
         if listener is None:
             raise ConnectFailed(f"nobody listens on {address} in this process")

@@ -50,6 +50,29 @@ Content: TypeAlias = Bytes | OnDevice
 """What a payload may be made of where the payload ring lies apart."""
 
 
+def as_bytes(buffer: Bytes) -> Bytes:
+    """The buffer itself where it is one of ``Bytes``, else a view of its bytes, which are not copied.
+
+    Raises:
+        TypeError: It is no buffer.
+        ValueError: Its bytes do not lie one behind the other, or its elements have no plain format.
+    """
+    if isinstance(buffer, bytes | bytearray):
+        return buffer
+    view = buffer if isinstance(buffer, memoryview) else memoryview(buffer)
+    if view.format == "B" and view.ndim == 1 and view.c_contiguous:
+        return view
+    if not view.nbytes:
+        return b""
+    try:
+        return view.cast("B")
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"a buffer of {view.nbytes} bytes (format {view.format!r}, shape {view.shape}) is not one piece"
+            f" of plain bytes ({error}); copy it, as bytes(...) does"
+        ) from error
+
+
 class Expired(enum.Enum):
     """The outcome of a swap that was not attempted because its ``not_after`` had passed."""
 

@@ -120,8 +120,8 @@ class Sender:
         The buffers are not copied: they must stay unchanged until ``delivered`` passes the number.
 
         Args:
-            buffers: The message's bytes. Those on a device are ready when this is called (``span_of``), and
-                go only into an inbox in a device's memory.
+            buffers: The message's bytes; a buffer of other elements counts as the bytes that it lies in.
+                What is on a device is ready by now (``span_of``), and goes only into an inbox on one.
             kind: A small number that the receiver sees beside the payload.
             flags: Likewise.
             timeout_seconds: How long to wait for room; 0 does not wait, None waits as long as it takes.
@@ -131,6 +131,8 @@ class Sender:
             The message's number, from 0 upwards for this identity.
 
         Raises:
+            TypeError: What is no buffer.
+            ValueError: A buffer that is not in one piece, or a kind or flags out of bounds; nothing was sent.
             RingFull: There was no room in time; nothing was sent.
             MessageTooLarge: It fits neither the ring nor what may be pulled; nothing was sent.
             DeviceUnreachable: Bytes on a device cannot be sent from here, or not into this inbox.

@@ -24,6 +24,7 @@ from transports.sender_lender import Lender, Terms
 
 _RECONNECT_PAUSE_SECONDS: Final = (0.02, 0.5)
 """First and longest pause between two attempts to reach a receiver again."""
+_DOUBLINGS_MAX: Final = 10
 
 
 @frozen
@@ -70,6 +71,10 @@ class Link:
     clock: Callable[[], float]
     rng: random.Random
     _generation: int | None = field(default=None, init=False)
+    _taken: int = field(default=0, init=False)
+    """How many messages the receiver had when the last session began."""
+    _in_vain: int = field(default=0, init=False)
+    """Sessions in a row in which it has taken none."""
 
     async def open(self) -> Session:
         """Open the first session; raises what ``Transport.connect`` raises, and ``LayoutMismatch``."""
@@ -88,6 +93,7 @@ class Link:
             PeerLost: The receiver is gone: nobody answers within our patience, the region is no longer
                 served, or a new receiver has its name.
         """
+        await self._pause_after_vain_ones()
         give_up_at = self.clock() + self.patience.reconnect_seconds
         pause, longest = _RECONNECT_PAUSE_SECONDS
         while True:
@@ -114,6 +120,17 @@ class Link:
                 )
             await asyncio.sleep(pause * self.rng.uniform(0.5, 1.0))
             pause = min(2 * pause, longest)
+
+    async def _pause_after_vain_ones(self) -> None:
+        """Wait where the receiver answers and then ends each session, before all is sent once more.
+
+        So does one that cannot get memory for what it should pull, or whose sender changes what it lends. It
+        may be over soon; without a pause both sides would be busy with nothing else.
+        """
+        if self._in_vain > 1:
+            pause, longest = _RECONNECT_PAUSE_SECONDS
+            pause *= 2.0 ** min(self._in_vain, _DOUBLINGS_MAX)
+            await asyncio.sleep(min(pause, longest) * self.rng.uniform(0.5, 1.0))
 
     def _hello(self) -> bytes:
         return Hello(self.identity).to_bytes()
@@ -143,5 +160,6 @@ class Link:
         except BaseException:
             await memory.close()
             raise
-        self._generation = welcome.generation
+        self._in_vain = self._in_vain + 1 if welcome.first_number == self._taken else 0
+        self._generation, self._taken = welcome.generation, welcome.first_number
         return Session(memory, producer, welcome, Lender(memory, welcome, self.terms))

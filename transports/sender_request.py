@@ -4,13 +4,13 @@ import asyncio
 import types
 from collections.abc import Coroutine, Generator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from attrs import define, frozen
 
 from transports.device_memory import Device, DeviceSpan
 from transports.errors import RingFull
-from transports.operations import Bytes, Content
+from transports.operations import Bytes, Content, as_bytes
 from transports.ring.layout import BYTE_MAX
 
 
@@ -95,16 +95,25 @@ def new_request(
     head: Bytes,
     timeout_seconds: float | None,
 ) -> Request:
-    """What a call of ``send`` asks for; raises ``ValueError`` for a kind or flags that are no byte."""
+    """What a call of ``send`` asks for.
+
+    Raises:
+        TypeError: What is no buffer.
+        ValueError: A buffer that is not in one piece, or a kind or flags that are no byte.
+    """
     if not (0 <= kind <= BYTE_MAX and 0 <= flags <= BYTE_MAX):
         raise ValueError(f"kind and flags are 0 to {BYTE_MAX}, not {kind} and {flags}")
     devices: frozenset[Device] = frozenset()
     parts: tuple[Content, ...]
     if isinstance(buffers, bytes | bytearray | memoryview):
-        parts = (buffers,)
+        parts = (as_bytes(buffers),)
     else:
-        parts = (buffers,) if isinstance(buffers, DeviceSpan) else tuple(buffers)
+        parts = (buffers,) if isinstance(buffers, DeviceSpan) else tuple(map(_plain, buffers))
         devices = frozenset(buffer.device for buffer in parts if isinstance(buffer, DeviceSpan))
     answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     may_wait = timeout_seconds is None or timeout_seconds > 0
-    return Request(kind, flags, parts, head, answer, may_wait, devices)
+    return Request(kind, flags, parts, as_bytes(head), answer, may_wait, devices)
+
+
+def _plain(buffer: Content) -> Content:
+    return buffer if isinstance(buffer, DeviceSpan) else as_bytes(cast("Bytes", buffer))

@@ -23,6 +23,7 @@ _PIECE_BYTES: Final = 2 << 20
 _TURN_BYTES_MAX: Final = 2 << 20
 """What one session copies in a turn of the event loop, before others have theirs."""
 _REFUSED: Final = "the owner has none to lend, or runs as another user"
+_NO_ROOM: Final = "this process has no file descriptor free for it"
 _BUSY_PAUSE_SECONDS: Final = 0.01
 _BUSY_PAUSES_MAX: Final = 100
 
@@ -100,15 +101,18 @@ async def open_link(offer: Offer, size_bytes: int, timeout_seconds: float) -> Me
     Raises:
         ProtocolError: What the owner lends is not what it promised.
     """
-    lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        return _cannot_be_had(error)
     try:
         lifeline.setblocking(False)
         await _visit(lifeline, offer.socket_name)
         lifeline.send(offer.token)
-        _, descriptors, _, _ = await _answer(lifeline, timeout_seconds)
+        said, descriptors, _, _ = await _answer(lifeline, timeout_seconds)
         if not descriptors:
             lifeline.close()
-            return _REFUSED
+            return _NO_ROOM if said else _REFUSED
         try:
             memory = memoryview(map_memory(descriptors[0], size_bytes))
         finally:
@@ -119,11 +123,15 @@ async def open_link(offer: Offer, size_bytes: int, timeout_seconds: float) -> Me
         return _REFUSED
     except OSError as error:
         lifeline.close()
-        return f"its memory cannot be had: {error}"
+        return _cannot_be_had(error)
     except BaseException:
         lifeline.close()
         raise
     return MemoryLink(lifeline, memory)
+
+
+def _cannot_be_had(error: OSError) -> str:
+    return f"its memory cannot be had: {error}"
 
 
 async def _visit(lifeline: socket.socket, name: str) -> None:

@@ -296,12 +296,8 @@ def _lender(address: Address) -> Lender | None:
 
 
 async def _bind(address: Address) -> socket.socket:
-    loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, kind, protocol, _, place = found[0]
+        family, kind, protocol, place = (await _resolve(address, socket.AI_PASSIVE))[0]
         server = socket.socket(family, kind, protocol)
         try:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -319,13 +315,21 @@ async def _bind(address: Address) -> socket.socket:
     return server
 
 
+async def _resolve(address: Address, flags: int = 0) -> list[tuple[int, int, int, Any]]:
+    """Family, kind, protocol and place of each of the host's addresses; raises ``OSError``."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
+    except ValueError as error:  # no name at all: an empty label, one of more than 63 letters, a NUL
+        raise OSError(f"{address.host!r} is no host's name ({error})") from error
+    return [(family, kind, protocol, place) for family, kind, protocol, _, place in found]
+
+
 async def _connect_socket(address: Address) -> socket.socket:
     """Connect to the first of the host's addresses that answers."""
     loop = asyncio.get_running_loop()
     failure = OSError(f"{address.host} has no address")
-    for family, kind, protocol, _, place in await loop.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM
-    ):
+    for family, kind, protocol, place in await _resolve(address):
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)

@@ -69,6 +69,7 @@ from typing import Final, NamedTuple
 from transports.errors import (
     AuthenticationFailed,
     HandshakeRefused,
+    HttpAnswered,
     IdentityRefused,
     LayoutMismatch,
     PeerLost,
@@ -290,12 +291,11 @@ class FrameReader:
         if bound is None:
             if header.kind not in _NAMES:
                 begins = bytes(self._scratch[start : start + HEADER_BYTES])
-                hint = "is this the address that it listens on for nodes?"
+                stranger = f"the peer is no OnePiece node, or one of another version: it sent {begins!r}"
                 if begins.startswith(b"HTTP/"):
                     hint = "this is where it serves HTTP; name the address that it listens on for nodes"
-                raise ProtocolError(
-                    f"the peer is no OnePiece node, or one of another version: it sent {begins!r}; {hint}"
-                )
+                    raise HttpAnswered(f"{stranger}; {hint}")
+                raise ProtocolError(f"{stranger}; is this the address that it listens on for nodes?")
             raise ProtocolError(f"a frame of kind {_name(header.kind)} has no business here")
         if header.body > bound:
             raise ProtocolError(

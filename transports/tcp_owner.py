@@ -133,7 +133,7 @@ class TcpRegion(Region):
         found = self._sessions.get(session)
         if found is None:
             raise PeerLost(f"session {session} of {self._address} is over")
-        await found.pulls.pull(key, into)
+        await found.pull(key, into)
 
     async def fence(self, sessions: Sequence[int]) -> None:
         """Revoke sessions; the bytes of an ended session never reach the region, so this is at once."""
@@ -261,6 +261,10 @@ class OwnerSession:
                 _LOG.warning("%s", self._ending.error())
             self._leave()
         self.close()
+
+    async def pull(self, key: bytes, into: memoryview) -> None:
+        """Fetch one of the producer's exports; raises as ``Region.pull``."""
+        await self.pulls.pull(key, into)
 
     # How it ends.
 

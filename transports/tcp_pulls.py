@@ -62,6 +62,18 @@ class Pulls:
             for tag in asked:
                 self._abandon(tag)
 
+    async def look(self, key: bytes, into: memoryview) -> None:
+        """Fetch the first byte of an export, which so stands: raises as ``Region.pull``."""
+        export, length = frames.parse_export_key(key)
+        if length != len(into):
+            raise ExportGone(f"an export of {length} bytes was asked for as {len(into)}")
+        asked = deque([self._ask(export, 0, into[:1])])
+        try:
+            await self._come(asked)
+        finally:
+            for tag in asked:
+                self._abandon(tag)
+
     def _ask(self, export: int, start: int, into: memoryview) -> int:
         tag = next(self._tags) % (1 << 32)
         self._parts[tag] = _Part(len(into), into, self._loop.create_future())

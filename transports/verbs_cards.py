@@ -30,7 +30,8 @@ from attrs import frozen
 from transports.errors import LayoutMismatch, ProtocolError
 from transports.verbs_devices import GidKind
 
-VERSION: Final = 2
+VERSION: Final = 3
+"""2: keys of exports say where they lie. 3: a device's memory beside the region."""
 _CARD: Final = struct.Struct("<BBBBHHII16sQIIQQ")
 CARD_BYTES: Final = _CARD.size
 _NUMBER_MAX: Final = (1 << 24) - 1

@@ -10,11 +10,10 @@ import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl
 
 from attrs import frozen
 
-from transports.address import Address
+from transports.address import Address, parse_options
 from transports.errors import AddressError
 
 SYSFS: Final = Path("/sys/class/infiniband")
@@ -24,6 +23,7 @@ SPIN_MICROSECONDS_MAX: Final = 1000
 SETTINGS_VARIABLE: Final = "ONEPIECE_VERBS"
 """The environment's words for all sessions of a process; an address's own go before them."""
 
+_DIGITS_MAX: Final = 9
 _EMPTY_MAX: Final = 8
 """So many entries without a gid are taken for the table's end."""
 _ETHERNET: Final = "Ethernet"
@@ -138,14 +138,14 @@ class Wanted:
     @classmethod
     def of(cls, address: Address, settings: str = "") -> "Wanted":
         """Read an address's options, and settings of the same form; raises ``AddressError``."""
-        given = dict(parse_qsl(settings)) | dict(address.options)
+        given = parse_options(settings, SETTINGS_VARIABLE) | dict(address.options)
         if unknown := given.keys() - set(cls.NAMES):
             known = ", ".join(cls.NAMES)
             raise AddressError(
                 f"{address}: verbs has no option {', '.join(sorted(unknown))}; known are {known}"
             )
         gid = given.get("gid", "")
-        if gid and not gid.isdecimal():
+        if gid and (not gid.isdecimal() or len(gid) > _DIGITS_MAX):
             try:
                 ipaddress.ip_address(gid)
             except ValueError as error:
@@ -164,7 +164,7 @@ class Wanted:
 
 def _number(address: Address, given: Mapping[str, str], name: str, largest: int) -> int:
     text = given.get(name, "0")
-    if not text.isdecimal() or int(text) > largest:
+    if not text.isdecimal() or len(text) > _DIGITS_MAX or int(text) > largest:
         raise AddressError(f"{address}: {name}={text} is no number up to {largest}")
     return int(text)
 

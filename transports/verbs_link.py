@@ -31,6 +31,7 @@ from transports.operations import EXPIRED, WORD_BYTES, Bytes, Chain, CompareAndS
 from transports.region_memory import RegionMemory
 from transports.verbs_cards import Card
 from transports.verbs_devices import Place
+from transports.verbs_pulls import Readables
 from transports.verbs_staging import Desk, Staging, pieces, spans
 
 PIECE_BYTES: Final = 256 << 10
@@ -116,6 +117,7 @@ class Link:
         self._staging = Staging(STAGED_BYTES - self._inline_bytes)
         self._desks: dict[Device, Desk] = {}
         self._domain = Domain(device)
+        self.readables: Final = Readables(self._domain)
         self._memory = RegionMemory(STAGED_BYTES)
         self._registered = Registered(self._domain, self._memory.view, for_peers=False)
         self._pair = Pair(
@@ -353,6 +355,7 @@ class Link:
         self._flights.clear()
         self._queue.clear()
         self._queued_bytes = 0
+        self.readables.close()
         self._registered.close()
         for desk in self._desks.values():
             desk.close()

@@ -7,7 +7,8 @@ then on the adapter refuses its packets. That comes first whenever a session end
 
     open --ATTACH--> the owner's card --WIRE, the producer's card--> connected
 
-Reads, writes and swaps do not pass through here. A write with a notification takes a receive request
+Reads, writes and swaps do not pass through here; what the producer lends is read through the same pair
+(``verbs_pulls``). A write with a notification takes a receive request
 of the pair and wakes the event loop; there are some in store, and what comes when none is left is tried
 again by the producer's adapter.
 """
@@ -27,6 +28,7 @@ from transports.tcp_frames import Header, Kind
 from transports.tcp_owner import House, OwnerSession, TcpRegion
 from transports.verbs_cards import CARD_BYTES, Card
 from transports.verbs_devices import Place
+from transports.verbs_pulls import READS_MAX, NotPinnedError, Reads, parts_of, plain_key
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -103,6 +105,7 @@ class VerbsOwnerSession(OwnerSession):
         self._place_of_packets = house.place
         self._pair: Pair | None = None
         self._card: Card | None = None
+        self._reads: Reads | None = None
 
     # The handshake goes on.
 
@@ -119,13 +122,14 @@ class VerbsOwnerSession(OwnerSession):
             self._pair = pair = Pair(
                 memory.domain,
                 self._place_of_packets,
-                sends=1,
+                sends=min(READS_MAX, memory.domain.adapter.limits.queue),
                 receives=_NOTIFICATIONS,
                 for_peers=True,
                 on_completions=self._notified,
             )
             psn = secrets.randbits(24)
             self._card = card = pair.card(psn, memory=memory.registered, device=memory.beside)
+            self._reads = Reads(pair, memory.domain, self._ending.check)
         except VerbsError as error:
             self._end(PeerLost(f"the owner has no queues for this session: {error}"))
             return
@@ -158,10 +162,11 @@ class VerbsOwnerSession(OwnerSession):
         heard, failure = 0, None
         try:
             while completions := pair.poll():
-                heard += sum(completion.failure is None for completion in completions)
-                failure = next(
-                    (completion.failure for completion in completions if completion.failure), failure
-                )
+                for id_, failed in completions:
+                    failure = failure or failed
+                    heard += failed is None and not id_
+                    if failed is None and id_ and self._reads is not None:
+                        self._reads.completed(id_)
             if failure is None:
                 pair.expect(heard)
         except VerbsError as error:
@@ -171,6 +176,24 @@ class VerbsOwnerSession(OwnerSession):
             self._region.notify()
         if failure is not None:
             self._end(PeerLost(f"the owner's queue pair on {pair.place} failed: {failure}"))
+
+    # What the producer lends.
+
+    async def pull(self, key: bytes, into: memoryview) -> None:
+        """Fetch an export: by the adapter, if it can reach it."""
+        parts, reads = parts_of(key, len(into)), self._reads
+        if not parts or reads is None:
+            await self.pulls.pull(plain_key(key), into)
+            return
+        await self.pulls.look(plain_key(key), into)
+        try:
+            await reads.read(parts, into)
+        except NotPinnedError as error:
+            _LOG.warning("what %s lends is pulled over its connection: %s", self._peer, error)
+            await self.pulls.pull(plain_key(key), into)
+        except VerbsError as error:
+            self._end(PeerLost(f"what the producer lends cannot be read: {error}"))
+            self._ending.check()
 
     # How it ends: no packet lands any more when anybody is told.
 
@@ -191,3 +214,5 @@ class VerbsOwnerSession(OwnerSession):
     def _refuse_packets(self) -> None:
         if self._pair is not None:
             self._pair.close()
+        if self._reads is not None:
+            self._reads.end(PeerLost(f"the session of {self._peer} ended while its export was read"))

@@ -7,6 +7,7 @@ the owner's process is gone or stopped: its adapter would go on answering for a 
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from attrs import evolve
@@ -25,6 +26,7 @@ from transports.tcp_wire import PENDING_BYTES_HIGH, SocketWire
 from transports.verbs_cards import CARD_BYTES, Card
 from transports.verbs_devices import SETTINGS_VARIABLE, NoPlaceError, Wanted, choose, devices_of
 from transports.verbs_link import Link
+from transports.verbs_pulls import plain_key
 
 _EXPECTS: Final[frames.Bounds] = {**frames.PRODUCER_EXPECTS_ANSWERS, Kind.ATTACHED: CARD_BYTES}
 
@@ -149,6 +151,15 @@ class VerbsMemory(BesideMemory):
         """Return when all that was posted before has landed: a read that comes back has passed it."""
         await self._wait_for_room()
         await self._link.read(0, memoryview(bytearray(WORD_BYTES)))
+
+    def export(self, buffers: Sequence[Bytes]) -> bytes:
+        """Let the owner's adapter read these bytes, or the owner pull them over the connection."""
+        return self._link.readables.export(super().export(buffers), buffers)
+
+    def withdraw(self, key: bytes) -> None:
+        """End an export."""
+        super().withdraw(plain_key(key))
+        self._link.readables.withdraw(plain_key(key))
 
     def _look(self) -> None:
         # The adapter does not say how many nudges there were when it looked; those that we have heard of

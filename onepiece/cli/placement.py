@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onepiece.cli.columns import columns, seconds_text
+from onepiece.cli.columns import bytes_text, columns, seconds_text
 
 
 def placement_text(found: Mapping[str, Any]) -> str:
-    """Two tables, of stages and of moves, and why there are no more moves."""
+    """Tables of stages, moves and idle devices, and why there are no more moves."""
     head = ["STAGE", "WANTED", "READY", "LOADING", "LEAVING", "LIMITS", "BUSY", "RUN", "LOAD", "PROBLEM"]
     parts = [columns(head, [_stage_row(stage) for stage in found["stages"]])]
     if found["rates"]:
@@ -16,8 +16,13 @@ def placement_text(found: Mapping[str, Any]) -> str:
     if found["moves"]:
         head = ["MOVE", "STAGE", "FROM", "WHERE", "AGO", "WHY"]
         parts.append(columns(head, [_move_row(move) for move in found["moves"]]))
+    if found["idle"]:
+        head = ["IDLE DEVICE", "MEMORY", "FOR", "LENT TO", "JOB", "FOR"]
+        parts.append(columns(head, [_idle_row(device) for device in found["idle"]]))
+        if (hidden := found["idle_count"] - len(found["idle"])) > 0:
+            parts.append(f"and {hidden} more idle devices")
     why = found["reason"] or "nothing was looked at yet"
-    counted = f"{found['done']} moves done, {found['abandoned']} abandoned"
+    counted = f"{found['done']} moves done, {found['given_back']} given back, {found['abandoned']} abandoned"
     parts.append(f"rebalance: {found['mode']}; {counted}; {why}")
     return "\n\n".join(parts)
 
@@ -42,10 +47,24 @@ def _move_row(move: Mapping[str, Any]) -> Sequence[str]:
     return [
         move["outcome"],
         move["stage"],
-        move["donor"] or "idle",
+        "-" if move["donor"] == move["stage"] else move["donor"] or "idle",
         f"{move['node']}: {','.join(move['devices'])}",
         _seconds(move["seconds_ago"]),
         move["reason"],
+    ]
+
+
+def _idle_row(device: Mapping[str, Any]) -> Sequence[str]:
+    job = device["job"] or "-"
+    if job == "none":
+        job = f"none (the last: {device['ended']})" if device["ended"] else "none yet"
+    return [
+        f"{device['node']}: {device['device']}",
+        bytes_text(device["memory_bytes"]),
+        seconds_text(device["idle_seconds"]),
+        device["command"] or "-",
+        job,
+        seconds_text(device["job_seconds"]) if device["job"] else "-",
     ]
 
 

@@ -2,8 +2,10 @@
 
 import argparse
 import asyncio
+import functools
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -49,13 +51,16 @@ async def submit(client: Client, arguments: Arguments) -> int:
     if not arguments.no_wait:
         _check_output(arguments.output)
     values = await anyio.to_thread.run_sync(inputs.read_inputs, workflow, arguments.input)
-    handle = await client.submit(
-        workflow.name,
-        values,
-        timeout=arguments.timeout,
-        key=arguments.key,
-        priority=arguments.priority,
-        size_class=arguments.size_class,
+    handle = await _submitted(
+        functools.partial(
+            client.submit,
+            workflow.name,
+            values,
+            timeout=arguments.timeout,
+            key=arguments.key or secrets.token_urlsafe(18),
+            priority=arguments.priority,
+            size_class=arguments.size_class,
+        )
     )
     if arguments.no_wait:
         print(_json(status_to_plain(await handle.status())) if arguments.json else handle.uid)
@@ -67,6 +72,19 @@ async def submit(client: Client, arguments: Arguments) -> int:
         with anyio.move_on_after(CANCEL_SECONDS, shield=True):
             status = await handle.cancel()
             sys.stderr.write(f"interrupted: {handle.uid} is {status.state.value}\n")
+        raise
+
+
+async def _submitted(submit: Callable[[], Awaitable[RequestHandle[Any]]]) -> RequestHandle[Any]:
+    """Submit; interrupted before the reply, ask by the same key what became of it, and cancel that."""
+    try:
+        return await submit()
+    except asyncio.CancelledError:
+        said = "whether the request was accepted is not known; `onepiece list` shows what runs"
+        with anyio.move_on_after(CANCEL_SECONDS, shield=True), suppress(OnePieceError):
+            status = await (await submit()).cancel()
+            said = f"{status.uid} is {status.state.value}"
+        sys.stderr.write(f"interrupted: {said}\n")
         raise
 
 

@@ -40,6 +40,7 @@ from onepiece.requests import EventKind, RequestEvent, RequestStatus
 Output = TypeVar("Output")
 
 ACCEPT: Final = f"{VALUE_CONTENT_TYPE}, */*"
+_NO_EVENTS: Final = 204
 FINAL_KINDS: Final = frozenset({EventKind.FINISHED, EventKind.FAILED, EventKind.CANCELLED})
 
 
@@ -103,6 +104,9 @@ class RequestHandle(Generic[Output]):
         while True:
             try:
                 async with self._event_pieces(after, cancel_on_disconnect) as pieces:
+                    if pieces is None:
+                        self._has_ended = True
+                        return
                     parser = EventParser()
                     async for piece in pieces:
                         for each in parser.feed(piece):
@@ -231,7 +235,8 @@ class RequestHandle(Generic[Output]):
     @asynccontextmanager
     async def _event_pieces(
         self, after: int, cancel_on_disconnect: bool
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
+    ) -> AsyncIterator[AsyncIterator[bytes] | None]:
+        """The stream's bytes; None where the request has ended and there is no event behind ``after``."""
         headers = {"Accept": EVENTS_CONTENT_TYPE}
         if after >= 0:
             headers["Last-Event-ID"] = str(after)
@@ -239,7 +244,7 @@ class RequestHandle(Generic[Output]):
         async with self._connection.stream(
             "GET", self._path("/events"), query=query, headers=headers
         ) as response:
-            yield response.aiter_bytes()
+            yield None if response.status_code == _NO_EVENTS else response.aiter_bytes()
 
     async def _fetch(self, sink: "_Sink") -> None:
         """Read the result's bytes into ``sink``; a broken connection goes on where it broke.

@@ -16,10 +16,13 @@ membership     which nodes belong to the set
 packing        on which devices new instances go (a pure function)
 actors         the life of one stage actor
 placement      which actors there should be
+moving_actors  the orders that carry out moves
 move_book      what becomes of the moves under way
 balance        how busy stages are, by what nodes report, and so what moves
 moves          which instances should change their stage under a load (a pure function)
-rebalance      when they should
+idle_devices   which devices no actor uses (and what they are lent to)
+give_back      which instances a load does not need (a pure function)
+rebalance      when instances should change their stage, or go
 routing        which actor a message goes to
 manager        all of the above as the leading NodeManager
 admission      whether a request gets a place

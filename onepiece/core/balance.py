@@ -6,6 +6,7 @@ It is told each heartbeat and looks every ``look_seconds``. What it promises:
   a stage, by all of its actors together; older ones fade. What a load takes is that of the latest ones. A
   workflow with a stage that has not finished any run yet is no demand so far, and a stage of which nothing
   was measured neither gives nor takes.
+* A stage of which such a workflow was asked for gives nothing either, as its load is not known whole.
 * Counters grow for as long as an actor (or a proxy's process) lives, so that a heartbeat that is lost loses
   nothing, and one that comes late or twice counts nothing twice. Of a proxy that was not known, only what
   comes from then on is counted, as when that was offered is not known.
@@ -17,6 +18,7 @@ After a restart all of it is measured anew.
 
 import enum
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
@@ -24,6 +26,7 @@ from attrs import define, field, frozen
 
 from onepiece.core.actors import Actor, ActorLife
 from onepiece.core.capacity import CapacityModel, WorkflowShape
+from onepiece.core.give_back import GiveBack
 from onepiece.core.inventory import ActorReport, DeviceKind, RegisteredWorkflow, StageNeed, StageWork
 from onepiece.core.machine import Machine
 from onepiece.core.move_board import DeviceInfo, PlacedActor, StageLimits
@@ -58,6 +61,7 @@ def patience(window_seconds: float, moves_max: int = 4) -> RebalancePolicy:
         windows_seconds=(window_seconds, 5 * window_seconds, 20 * window_seconds),
         sustain_seconds=window_seconds / 6,
         rest_seconds=2 * window_seconds,
+        release_seconds=5 * window_seconds,
         moves=MovePolicy(horizon_seconds=5 * window_seconds, moves_max=moves_max),
     )
 
@@ -91,7 +95,8 @@ class NodeTold:
 class LookedAround:
     """It is time to look, at these workflows, workers and actors.
 
-    ``moving`` are actors that take part in a move; ``on_cpu``: stages that want a GPU run on processors.
+    ``moving`` are actors that take part in a move, ``given_back`` those that end without a successor;
+    ``on_cpu``: stages that want a GPU run on processors.
     """
 
     workflows: tuple[RegisteredWorkflow, ...]
@@ -101,6 +106,7 @@ class LookedAround:
     moving: frozenset[int]
     limits: Mapping[str, StageLimits]
     on_cpu: bool
+    given_back: frozenset[int] = frozenset()
 
 
 BalanceEvent: TypeAlias = NodeTold | LookedAround
@@ -108,9 +114,10 @@ BalanceEvent: TypeAlias = NodeTold | LookedAround
 
 @frozen
 class ProposeMoves:
-    """These moves are worth it now."""
+    """These moves are worth it now, or these instances are not needed."""
 
     moves: tuple[Move, ...]
+    gives_back: tuple[GiveBack, ...] = ()
 
 
 # --- the machine -------------------------------------------------------------------------------
@@ -158,6 +165,10 @@ class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
     """By node: its incarnation, and what its proxy had been asked for."""
     _counts: dict[str, int] = field(factory=dict, init=False)
     """Requests by workflow since the last look."""
+    _in_hand: dict[int, int] = field(factory=dict, init=False)
+    """By actor: the stage tasks that are queued and running there."""
+    _asked_for: set[str] = field(factory=set, init=False)
+    """The workflows that any request came for."""
     rates: dict[str, float] = field(factory=dict, init=False)
     """Requests a second by workflow between the last two looks."""
     _rebalance: RebalanceMachine = field(init=False)
@@ -220,6 +231,7 @@ class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
 
     def _take_work(self, report: ActorReport) -> None:
         work, before = report.work, self._work.get(report.actor_id, StageWork())
+        self._in_hand[report.actor_id] = report.queued + report.running
         if work.load_seconds is not None and work.load_seconds != before.load_seconds:
             known = self._loads.get(report.stage, work.load_seconds)
             self._loads[report.stage] = (known + work.load_seconds) / 2
@@ -242,19 +254,30 @@ class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
         names = {workflow.name for workflow in seen.workflows}
         seconds = now - before
         self.rates = {name: counts.get(name, 0) / seconds for name in sorted(names)}
-        placed = tuple(_placed(actor, seen.moving) for actor in actors)
-        self._rebalance.handle(TimesMeasured(self._model(seen), seen.limits), now)
+        self._asked_for = (self._asked_for | {name for name, count in counts.items() if count}) & names
+        placed = tuple(_placed(actor, seen) for actor in actors)
+        model = self._model(seen)
+        self._rebalance.handle(TimesMeasured(model, seen.limits, self._held(seen, model)), now)
         self._rebalance.handle(SetChanged(_devices(seen), placed), now)
         requests = {(name, ANY_SIZE): count for name, count in counts.items() if name in names}
-        orders = self._rebalance.handle(RequestsCounted(requests, seconds), now)
+        in_hand: Counter[str] = Counter()
+        for actor in actors:
+            in_hand[actor.stage] += self._in_hand.get(actor.actor_id, 0)
+        orders = self._rebalance.handle(RequestsCounted(requests, seconds, in_hand), now)
         if self.config.mode is not RebalanceMode.ON:
             return []
-        return [ProposeMoves(order.decision.moves) for order in orders]
+        return [ProposeMoves(order.decision.moves, order.decision.gives_back) for order in orders]
+
+    def _held(self, seen: LookedAround, model: CapacityModel) -> frozenset[str]:
+        """Stages whose load is not known whole: a workflow that is asked for has not been measured."""
+        unknown = [each for each in seen.workflows if each.name not in model.workflows]
+        return frozenset(stage for each in unknown if each.name in self._asked_for for stage in each.path)
 
     def _forget(self, seen: LookedAround, actors: Iterable[Actor]) -> None:
         """Keep what belongs to the actors, stages and nodes that there are."""
         there = {actor.actor_id for actor in actors}
         self._work = {actor_id: work for actor_id, work in self._work.items() if actor_id in there}
+        self._in_hand = {actor_id: count for actor_id, count in self._in_hand.items() if actor_id in there}
         for table in (self._sums, self._loads, self._concurrency):
             for stage in table.keys() - seen.needs.keys():
                 del table[stage]
@@ -291,14 +314,16 @@ class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
         )
 
 
-def _placed(actor: Actor, moving: frozenset[int]) -> PlacedActor:
+def _placed(actor: Actor, seen: LookedAround) -> PlacedActor:
+    """What is given back only takes room: whatever else is to be decided need not wait for its end."""
     is_ending = actor.life in {ActorLife.STOPPING, ActorLife.RETIRING}
+    is_given_back = actor.actor_id in seen.given_back
     return PlacedActor(
         actor.actor_id,
         _NOBODY if is_ending else actor.stage,
         actor.node_id,
         actor.devices,
-        is_settled=actor.life is ActorLife.READY and actor.actor_id not in moving,
+        is_settled=is_given_back or (actor.life is ActorLife.READY and actor.actor_id not in seen.moving),
     )
 
 

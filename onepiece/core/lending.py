@@ -33,6 +33,7 @@ from onepiece.core.machine import Machine
 PAUSE_SECONDS: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 300.0
 STEADY_SECONDS: Final = 60.0
+COMMAND_CHARACTERS_MAX: Final = 200
 
 
 class JobState(enum.StrEnum):
@@ -120,6 +121,24 @@ class LendingBounds:
 
 
 @frozen
+class JobReport:
+    """What became of a device's job: its state, for how long that has been so, and how it last ended."""
+
+    device: str
+    state: JobState
+    seconds: float
+    ended: str = ""
+
+
+@frozen
+class LentReport:
+    """What a node that lends says of it; ``command`` is cut to ``COMMAND_CHARACTERS_MAX``."""
+
+    command: str
+    jobs: tuple[JobReport, ...]
+
+
+@frozen
 class _Lent:
     """One device."""
 
@@ -128,6 +147,8 @@ class _Lent:
     due_at: float = math.inf
     """When there is something to do, if nothing happens before: a job begins, is killed, or is left."""
     began_at: float = 0.0
+    changed_at: float = 0.0
+    """When the job came to be as it is."""
     paused_until: float = -math.inf
     pause_seconds: float = PAUSE_SECONDS
 
@@ -143,7 +164,9 @@ class LendingMachine(Machine[LendingEvent, LendingEffect]):
     @classmethod
     def of(cls, devices: Iterable[str], bounds: LendingBounds, now: float) -> Self:
         """A machine of devices that no actor uses since ``now``."""
-        return cls(bounds, {name: _Lent(due_at=now + bounds.idle_seconds) for name in devices})
+        return cls(
+            bounds, {name: _Lent(due_at=now + bounds.idle_seconds, changed_at=now) for name in devices}
+        )
 
     def is_free(self, device: str) -> bool:
         """Whether an actor may use a device: it has no job that is waited for; true of unknown ones."""
@@ -154,6 +177,10 @@ class LendingMachine(Machine[LendingEvent, LendingEffect]):
     def jobs(self) -> frozenset[str]:
         """The devices whose job is waited for."""
         return frozenset(name for name in self._devices if not self.is_free(name))
+
+    def states(self, now: float) -> dict[str, tuple[JobState, float]]:
+        """Of each device: the state of its job, and for how many seconds it has been so."""
+        return {name: (lent.job, max(0.0, now - lent.changed_at)) for name, lent in self._devices.items()}
 
     def next_deadline(self, now: float) -> float | None:
         """When the next job begins, is killed, or is left."""
@@ -192,7 +219,7 @@ class LendingMachine(Machine[LendingEvent, LendingEffect]):
         lent = self._devices[name]
         if lent.job is JobState.RUNNING:
             due_at = now + self.bounds.stop_seconds
-            self._devices[name] = evolve(lent, job=JobState.STOPPING, due_at=due_at)
+            self._devices[name] = evolve(lent, job=JobState.STOPPING, due_at=due_at, changed_at=now)
             return [TerminateJob(name)]
         if lent.job is JobState.NONE:
             self._devices[name] = evolve(lent, due_at=math.inf)
@@ -204,15 +231,15 @@ class LendingMachine(Machine[LendingEvent, LendingEffect]):
             return []
         match lent.job:
             case JobState.NONE:
-                running = evolve(lent, job=JobState.RUNNING, due_at=math.inf, began_at=now)
+                running = evolve(lent, job=JobState.RUNNING, due_at=math.inf, began_at=now, changed_at=now)
                 self._devices[name] = running
                 return [StartJob(name)]
             case JobState.STOPPING:
                 due_at = now + self.bounds.kill_seconds
-                self._devices[name] = evolve(lent, job=JobState.KILLED, due_at=due_at)
+                self._devices[name] = evolve(lent, job=JobState.KILLED, due_at=due_at, changed_at=now)
                 return [KillJob(name)]
             case _:
-                self._devices[name] = evolve(lent, job=JobState.LEFT, due_at=math.inf)
+                self._devices[name] = evolve(lent, job=JobState.LEFT, due_at=math.inf, changed_at=now)
                 return [LeaveJob(name)]
 
     def _resting(self, lent: _Lent, at: float) -> _Lent:
@@ -223,7 +250,7 @@ class LendingMachine(Machine[LendingEvent, LendingEffect]):
 
     def _ended(self, lent: _Lent, now: float) -> _Lent:
         ended_itself = lent.job is JobState.RUNNING
-        lent = evolve(lent, job=JobState.NONE, due_at=math.inf)
+        lent = evolve(lent, job=JobState.NONE, due_at=math.inf, changed_at=now)
         if not ended_itself:
             return self._resting(lent, now + self.bounds.idle_seconds)
         was_steady = now - lent.began_at >= STEADY_SECONDS

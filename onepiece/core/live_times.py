@@ -62,12 +62,18 @@ class LiveTimes:
         """A request has taken so long in a stage."""
         if not (math.isfinite(seconds) and seconds >= 0):
             return  # it comes from another node's clock
-        classes = self._own.setdefault(stage, {})
-        classes.setdefault(ANY_SIZE, _Average()).note(seconds)
+        classes = self._own.get(stage)
+        if classes is None:
+            classes = self._own[stage] = {ANY_SIZE: _Average()}
+        classes[ANY_SIZE].note(seconds)
         if size_class == ANY_SIZE:
             return
-        if size_class in classes or len(classes) <= SIZE_CLASSES_MAX:
-            classes.setdefault(size_class, _Average()).note(seconds)
+        of_class = classes.get(size_class)
+        if of_class is None:
+            if len(classes) > SIZE_CLASSES_MAX:
+                return
+            of_class = classes[size_class] = _Average()
+        of_class.note(seconds)
 
     def hear(self, who: str, seen: Iterable[SeenTime]) -> None:
         """What another proxy has seen, all of it; replaces what it said before."""
@@ -86,6 +92,15 @@ class LiveTimes:
     def time(self, stage: str, size_class: str) -> tuple[float, float] | None:
         """Mean and spread in seconds; None if nothing was seen of the stage."""
         return self._of(stage, size_class) or self._of(stage, ANY_SIZE)
+
+    def mean_seconds(self, stage: str, size_class: str) -> float | None:
+        """The mean alone, as ``time`` has it."""
+        if self._heard:
+            seen = self.time(stage, size_class)
+            return None if seen is None else seen[0]
+        classes = self._own.get(stage, _NOTHING)
+        own = classes.get(size_class) or classes.get(ANY_SIZE)
+        return None if own is None else own.mean
 
     def own(self) -> tuple[SeenTime, ...]:
         """What this one has seen itself."""

@@ -29,6 +29,7 @@ from attrs import define, evolve, field, frozen
 
 from onepiece.core.actors import Actor
 from onepiece.core.balance import BalanceConfig, BalanceMachine, NodeTold
+from onepiece.core.idle_devices import IdleDevices
 from onepiece.core.inventory import RegisteredWorkflow, shortened
 from onepiece.core.machine import Machine
 from onepiece.core.membership import (
@@ -213,12 +214,15 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
     _membership: MembershipMachine = field(init=False)
     _placement: PlacementMachine = field(init=False)
     _balance: BalanceMachine = field(init=False)
+    _idle: IdleDevices = field(factory=IdleDevices, init=False)
     _table: RouteTable = field(init=False)
     _first_joined_at: float | None = field(default=None, init=False)
     _published_at: float = field(default=float("-inf"), init=False)
     _revision: int = field(default=-1, init=False)
     """Of placement, when the table was last made; -1: it must be made anew."""
     _checked: int = field(default=-1, init=False)
+    _idle_revision: int = field(default=-1, init=False)
+    """Of placement, when it was last looked for idle devices."""
     _sent_at: dict[str, float] = field(factory=dict, init=False)
     """When a node was last sent the table by itself."""
 
@@ -307,6 +311,7 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
                     )
                 case NodeDied(node_id=node_id):
                     self._balance.forget_node(node_id)
+                    self._idle.forget(node_id)
                     if node_id in self._placement.workers:
                         effects += self._place(WorkerDied(node_id), now)
         if isinstance(event, HeartbeatReceived) and not any(isinstance(e, NodeJoined) for e in effects):
@@ -323,12 +328,12 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
             return []
         effects: list[ManagerEffect] = []
         for proposal in self._balance.handle(self._placement.seen(), now):
-            effects += self._place(MovesOrdered(proposal.moves), now)
+            effects += self._place(MovesOrdered(proposal.moves, proposal.gives_back), now)
         return effects
 
     def view(self, now: float) -> PlacementView:
         """What is wanted, what there is, and the moves."""
-        return self._placement.view(self._balance, now)
+        return self._placement.view(self._balance, self._idle, now)
 
     def _on_joined(self, event: HeartbeatReceived, now: float) -> list[ManagerEffect]:
         if self._first_joined_at is None:
@@ -353,6 +358,7 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         if self._membership.is_member(node_id, event.node.incarnation):
             told = NodeTold(node_id, event.node.incarnation, event.actors, event.offered)
             self._balance.handle(told, now)
+            self._idle.told(node_id, event.lent)
         worker = self._placement.workers.get(node_id)
         if worker is None or worker.node.incarnation != event.node.incarnation:
             return []
@@ -394,7 +400,11 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
 
     def _place(self, event: PlacementEvent, now: float) -> list[ManagerEffect]:
         effects: list[ManagerEffect] = []
-        for effect in self._placement.handle(event, now):
+        placed = self._placement.handle(event, now)
+        if self._idle_revision != self._placement.revision:
+            self._idle_revision = self._placement.revision
+            self._idle.look(self._placement.rooms(), now)
+        for effect in placed:
             match effect:
                 case ReserveActorIds(below):
                     effects += self._store(evolve(self.state, next_actor_id=below))

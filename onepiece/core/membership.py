@@ -41,6 +41,7 @@ from typing import Final, TypeAlias
 from attrs import define, evolve, field, frozen
 
 from onepiece.core.inventory import ActorReport, NodeInfo
+from onepiece.core.lending import LentReport
 from onepiece.core.machine import Machine, follow
 from onepiece.core.routing import RouteEpoch
 
@@ -138,6 +139,8 @@ class HeartbeatReceived:
     """It drains, and holds nothing any more."""
     offered: Mapping[str, int] = field(factory=dict)
     """Requests of each workflow that its proxy was asked for, in this life."""
+    lent: LentReport | None = None
+    """The jobs on its idle devices; None: it lends none."""
 
 
 @frozen

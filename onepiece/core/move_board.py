@@ -94,6 +94,12 @@ class Work:
         parts = {stage: [work.get(stage, 0.0) / total[stage] for work in each] for stage in total}
         return cls(total, rates, parts, [demand.rate * load.seconds for demand in demands])
 
+    def equal_requests(self, stage: str) -> float:
+        """How many requests that all ask the same of the stage would vary as much as these do."""
+        shares = zip(self.parts.get(stage, ()), self.counted, strict=False)
+        relative_variance = sum(share * share / count for share, count in shares if count > 0)
+        return 1 / relative_variance if relative_variance else 0.0
+
     def chance(self, stage: str, other: str) -> float:
         """How far chance alone moves the ratio of two stages' work: its relative standard deviation.
 

@@ -10,6 +10,12 @@
                               |   no room, node died ...                    ^
                               +---------------------------------------------+
 
+An actor that is given back ends, and its devices are idle then::
+
+    (ordered) --> giving back --gone--> given back
+                       |
+                       +----workflows changed----> abandoned
+
 What it promises:
 
 * The new one counts towards the instances of its stage from the moment it is started, the old one until it
@@ -26,6 +32,7 @@ from typing import Final, Self, TypeAlias
 from attrs import evolve, field, frozen
 
 from onepiece.core.actors import Actor, ActorLife
+from onepiece.core.give_back import GiveBack
 from onepiece.core.inventory import StageNeed
 from onepiece.core.moves import Move
 from onepiece.core.packing import Room
@@ -60,13 +67,18 @@ class Switch:
 
 
 @frozen
+class Release:
+    """The actors that were to end are gone: their devices are idle."""
+
+
+@frozen
 class Abandon:
     """It cannot be finished."""
 
     reason: str
 
 
-Step: TypeAlias = Wait | StopOld | StartNew | Switch | Abandon
+Step: TypeAlias = Wait | StopOld | StartNew | Switch | Release | Abandon
 
 
 def next_step(
@@ -85,6 +97,8 @@ def next_step(
         needs: Of all stages that are wanted.
         rooms: The devices of all workers, by node and device.
     """
+    if move.phase is MovePhase.GIVING_BACK:
+        return _of_given_back(move, actors, needs)
     worker = workers.get(move.node_id)
     if move.stage not in needs or (move.donor is not None and move.donor not in needs):
         return Abandon("no registered workflow uses the stage any more")
@@ -102,6 +116,15 @@ def next_step(
     if not has_room(move, needs[move.stage], rooms):
         return Abandon(f"{', '.join(move.devices)} of {move.node_id} has no room for it any more")
     return StartNew()
+
+
+def _of_given_back(move: PendingMove, actors: Mapping[int, Actor], needs: Mapping[str, StageNeed]) -> Step:
+    if move.stage not in needs:
+        return Abandon("no registered workflow uses the stage any more")
+    old = [actors[actor_id] for actor_id in move.replaces if actor_id in actors]
+    if not old:
+        return Release()
+    return StopOld() if any(actor.life is not ActorLife.STOPPING for actor in old) else Wait()
 
 
 def has_room(move: PendingMove, need: StageNeed, rooms: Mapping[tuple[str, str], Room]) -> bool:
@@ -134,6 +157,7 @@ class MoveBook:
     pending: tuple[PendingMove, ...] = ()
     ended: tuple[EndedMove, ...] = ()
     done: int = 0
+    given_back: int = 0
     abandoned: int = 0
 
     def with_demand(self, instances: Mapping[str, int]) -> Self:
@@ -181,6 +205,37 @@ class MoveBook:
             demand[donor] = serving.get(donor, 0) - (0 if pending.is_beside else len(move.replaces))
         return evolve(self, demand={**self.demand, **demand}, pending=(*self.pending, pending))
 
+    def give_back(
+        self, give: GiveBack, actors: Mapping[int, Actor], serving: Mapping[str, int], instances_min: int
+    ) -> Self:
+        """Begin to give an actor back; the same book if that is not as it was, or would leave too few."""
+        actor = actors.get(give.actor_id)
+        if (
+            len(self.pending) >= PENDING_MAX
+            or actor is None
+            or actor.life is not ActorLife.READY
+            or actor.stage != give.stage
+            or any(give.actor_id in pending.replaces for pending in self.pending)
+            or serving.get(give.stage, 0) <= max(1, instances_min)
+        ):
+            return self
+        pending = PendingMove(
+            give.stage,
+            give.node_id,
+            give.devices,
+            (give.actor_id,),
+            give.stage,
+            MovePhase.GIVING_BACK,
+            is_beside=False,
+            reason=give.reason,
+        )
+        demand = {**self.demand, give.stage: serving[give.stage] - 1}
+        return evolve(self, demand=demand, pending=(*self.pending, pending))
+
+    def released(self, move: PendingMove, now: float) -> Self:
+        """The devices are idle."""
+        return evolve(self._closed(move, now, None, {}), given_back=self.given_back + 1)
+
     def started(self, move: PendingMove, new_id: int) -> Self:
         """The new actor was ordered."""
         after = evolve(move, new_id=new_id, phase=MovePhase.WARMING)
@@ -203,6 +258,8 @@ class MoveBook:
         """What is left when workflows change: stages that are new, or other than they were, begin anew."""
         after = self
         for move in self.pending:
+            if move.phase is MovePhase.GIVING_BACK and needs.get(move.stage) == before.get(move.stage):
+                continue
             after = after.abandon(move, "the workflows changed", now)
         kept = {
             stage: count

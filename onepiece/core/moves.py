@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import frozen
 
 from onepiece.core.capacity import CapacityModel
+from onepiece.core.give_back import GiveBack
 from onepiece.core.move_board import Board, DeviceInfo, Load, Place, PlacedActor, StageLimits, Work
 
 
@@ -77,6 +78,8 @@ class Decision:
     utilisation: Mapping[str, float]
     reason: str
     """Why there are no (more) moves."""
+    gives_back: tuple[GiveBack, ...] = ()
+    """Instances that are not needed; none where anything moves."""
 
 
 def decide(

@@ -28,14 +28,18 @@ _RECORD_BYTES: Final = 2048
 """What a record takes beside its events, about."""
 
 
-def end_event(status: RequestStatus, sequence: int) -> RequestEvent:
+END_SEQUENCE: Final = (1 << 53) - 1
+"""Of a final event whose place among the others is not known: behind all, and a number in JavaScript, too."""
+
+
+def end_event(status: RequestStatus) -> RequestEvent:
     """The final event of a request of which no more is known than how it ended."""
     detail: Mapping[str, Any] = status.error or {
         "result_bytes": status.result_bytes,
         "content_type": status.content_type,
     }
     at = status.finished_at or status.accepted_at
-    return RequestEvent(status.uid, sequence, FINAL_KINDS[status.state], at, detail=detail)
+    return RequestEvent(status.uid, END_SEQUENCE, FINAL_KINDS[status.state], at, detail=detail)
 
 
 def state_of(error: Mapping[str, Any]) -> RequestState:

@@ -1,4 +1,4 @@
-"""A move under way, and one that is over, as they are stored and shown.
+"""A move under way, and one that is over, as they are stored and shown; a giving back is one of them.
 
 They are plain values: ``move_book`` says what becomes of them, the coordinator keeps those under way, and the
 manager's view names both. An actor is known by its id, which is never used twice, so that a stored move finds
@@ -15,11 +15,15 @@ class MovePhase(enum.StrEnum):
 
     DRAINING = "draining"
     WARMING = "warming"
+    GIVING_BACK = "giving back"
 
 
 @frozen
 class PendingMove:
-    """A move under way; ``donor`` is the stage of the actors it ``replaces``, None on idle devices."""
+    """A move under way; ``donor`` is the stage of the actors it ``replaces``, None on idle devices.
+
+    In the phase ``GIVING_BACK`` nothing comes: ``stage`` is that of the actors that end, and so is ``donor``.
+    """
 
     stage: str
     node_id: str

@@ -28,34 +28,29 @@ promises:
 What it does not do: decide about such moves. That needs measured demand (``balance``).
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from attrs import define, evolve, field
 
-from onepiece.core.actor_table import ActorTable
 from onepiece.core.actors import Actor, ActorLife, ActorTrigger, Unassign, describe_mismatch
 from onepiece.core.balance import BalanceMachine, LookedAround
+from onepiece.core.idle_devices import IdleDevices
 from onepiece.core.inventory import (
     ActorReport,
     ActorState,
     NodeInfo,
     stage_needs,
 )
-from onepiece.core.move_book import Abandon, MoveBook, StartNew, StopOld, Switch, next_step
-from onepiece.core.moves import Move
-from onepiece.core.packing import Chosen, desired_instances, pack
-from onepiece.core.pending_move import PendingMove
+from onepiece.core.moving_actors import MovingActors
+from onepiece.core.packing import Room, desired_instances, pack
+from onepiece.core.pending_move import MovePhase
 from onepiece.core.placement_events import (
     ActorsReported,
     DemandChanged,
-    KeepMoves,
     MovesOrdered,
-    MoveTold,
     PlacementEffect,
     PlacementEvent,
-    ReserveActorIds,
     SendUnassign,
     TimePassed,
     WorkerChanged,
@@ -72,7 +67,7 @@ _ACTOR_ID_MAX: Final = 1 << 53
 
 
 @define(kw_only=True, eq=False)
-class PlacementMachine(ActorTable):
+class PlacementMachine(MovingActors):
     """Which actors there should be; see the module's text.
 
     Args:
@@ -83,13 +78,9 @@ class PlacementMachine(ActorTable):
         book: The moves that an earlier manager had under way, and what is wanted by them.
     """
 
-    book: MoveBook = field(factory=MoveBook)
-    _kept: MoveBook = field(init=False)
-    """As it was last stored."""
     _wanted: dict[str, int] = field(factory=dict, init=False)
     _unplaced: dict[str, str] = field(factory=dict, init=False)
     _gathering: Gathering = field(factory=Gathering, init=False)
-    _is_open: bool = field(default=False, init=False)
     _checked: int = field(default=-1, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -112,6 +103,7 @@ class PlacementMachine(ActorTable):
         """What rebalancing looks at."""
         moving = {move.new_id for move in self.book.pending if move.new_id is not None}
         moving |= {actor_id for move in self.book.pending for actor_id in move.replaces}
+        given_back = [move for move in self.book.pending if move.phase is MovePhase.GIVING_BACK]
         return LookedAround(
             self.workflows,
             dict(self._needs),
@@ -120,10 +112,15 @@ class PlacementMachine(ActorTable):
             frozenset(moving),
             self.config.limits,
             on_cpu=self._falls_back(),
+            given_back=frozenset(actor_id for move in given_back for actor_id in move.replaces),
         )
 
-    def view(self, balance: BalanceMachine, now: float) -> PlacementView:
-        """What is wanted, what there is, and the moves."""
+    def rooms(self) -> list[Room]:
+        """The devices of all workers, with who is on them."""
+        return rooms_of(self._workers.values(), self._actors.values())
+
+    def view(self, balance: BalanceMachine, idle: IdleDevices, now: float) -> PlacementView:
+        """What is wanted, what there is, the moves, and the devices that are idle."""
         return view_of(
             balance,
             self.book,
@@ -133,6 +130,7 @@ class PlacementMachine(ActorTable):
             self._actors,
             self.config.limits,
             self.problems(),
+            idle,
             now,
         )
 
@@ -194,9 +192,11 @@ class PlacementMachine(ActorTable):
             case DemandChanged():
                 self.book = self.book.with_demand(event.instances)
                 self._is_dirty = True
-            case MovesOrdered(moves):
+            case MovesOrdered(moves, gives_back):
                 for move in moves if self._is_open else ():
                     effects += self._order_move(move, now)
+                for give in gives_back if self._is_open else ():
+                    effects += self._order_give_back(give, now)
             case TimePassed():
                 effects += self._end_long_loads(now)
         self._on_time(now)
@@ -205,15 +205,6 @@ class PlacementMachine(ActorTable):
             self.revision += 1
             effects += self._replan(now)
         return self._with_moves_kept(effects)
-
-    def _with_moves_kept(self, effects: list[PlacementEffect]) -> list[PlacementEffect]:
-        """What is to be stored stands before the orders that rely on it."""
-        kept, self._kept = self._kept, self.book
-        if (kept.demand, kept.pending) == (self.book.demand, self.book.pending):
-            return effects
-        first = [effect for effect in effects if isinstance(effect, ReserveActorIds)]
-        others = [effect for effect in effects if not isinstance(effect, ReserveActorIds)]
-        return [*first, KeepMoves(self.book.demand, self.book.pending), *others]
 
     def _has_changed(self, event: PlacementEvent, effects: list[PlacementEffect]) -> bool:
         before, self._checked = self._checked, self.revision
@@ -363,53 +354,6 @@ class PlacementMachine(ActorTable):
             stage: limits.clamped(count) if (limits := self.config.limits.get(stage)) else count
             for stage, count in wanted.items()
         }
-
-    # --- moves
-
-    def _order_move(self, move: Move, now: float) -> list[PlacementEffect]:
-        if move.stage not in self._needs:
-            return []
-        serving = Counter(actor.stage for actor in self._actors.values() if actor.serves)
-        taking = self._rooms(only_taking=True)
-        before, need = self.book, self._needs[move.stage]
-        self.book = before.order(move, self._actors, taking, need, serving)
-        if self.book is before:
-            return []
-        self._is_dirty = True
-        begun = self.book.pending[-1]
-        return [MoveTold(begun, "begun", begun.reason), *self._advance_moves(now)]
-
-    def _advance_moves(self, now: float) -> list[PlacementEffect]:
-        effects: list[PlacementEffect] = []
-        for move in self.book.pending if self._is_open else ():
-            match next_step(move, self._actors, self._workers, self._needs, self._rooms()):
-                case StopOld():
-                    effects += self._stop_old(move, now)
-                case StartNew():
-                    effects += self._start_moved(move, now)
-                case Switch():
-                    self.book = self.book.switched(move, now)
-                    effects += [MoveTold(move, "done", move.reason), *self._stop_old(move, now)]
-                case Abandon(reason):
-                    self.book = self.book.abandon(move, reason, now)
-                    effects.append(MoveTold(move, "abandoned", reason))
-        return effects
-
-    def _start_moved(self, move: PendingMove, now: float) -> list[PlacementEffect]:
-        effects = self._reserve(self._next_actor_id + 1)
-        actor = self._new_actor(Chosen(move.stage, move.node_id, move.devices), now)
-        self.book = self.book.started(move, actor.actor_id)
-        return [*effects, self._order_start(actor, now)]
-
-    def _stop_old(self, move: PendingMove, now: float) -> list[PlacementEffect]:
-        old = [self._actors[actor_id] for actor_id in move.replaces if actor_id in self._actors]
-        reason = f"its device goes to {move.stage}"
-        return [
-            effect
-            for actor in old
-            if actor.life is not ActorLife.STOPPING
-            for effect in self._stop(actor, reason, now)
-        ]
 
     # --- corrections
 

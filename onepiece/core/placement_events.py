@@ -6,6 +6,7 @@ from typing import TypeAlias
 from attrs import field, frozen
 
 from onepiece.core.actors import Assign, Unassign
+from onepiece.core.give_back import GiveBack
 from onepiece.core.inventory import ActorReport, NodeInfo, RegisteredWorkflow
 from onepiece.core.move_board import StageLimits
 from onepiece.core.moves import Move
@@ -92,9 +93,10 @@ class DemandChanged:
 
 @frozen
 class MovesOrdered:
-    """These moves are worth it: carry them out."""
+    """These moves are worth it, or these instances are not needed: carry that out."""
 
     moves: tuple[Move, ...]
+    gives_back: tuple[GiveBack, ...] = ()
 
 
 @frozen
@@ -152,7 +154,7 @@ class KeepMoves:
 
 @frozen
 class MoveTold:
-    """A move has begun (``outcome`` "begun"), is done, or was abandoned, and why; for the log."""
+    """A move has begun (``outcome`` "begun"), is done, given back, or abandoned, and why; for the log."""
 
     move: PendingMove
     outcome: str

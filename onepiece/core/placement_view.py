@@ -2,7 +2,7 @@
 
 A picture of one moment, made when somebody asks, and of a bounded size: one row for each stage, and at most
 ``_MOVES_SHOWN_MAX`` moves: those under way (or, where there are none, those that would be worth it by the
-last look), then the latest ones that ended. Nothing is decided by it.
+last look), then the latest ones that ended; idle devices as ``idle_devices`` has them. It decides nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,10 +11,11 @@ from attrs import frozen
 
 from onepiece.core.actors import Actor, ActorLife
 from onepiece.core.balance import BalanceMachine
+from onepiece.core.idle_devices import IdleDevices, IdleView
 from onepiece.core.inventory import RegisteredWorkflow, StageNeed, users_of
 from onepiece.core.move_board import StageLimits
 from onepiece.core.move_book import MoveBook
-from onepiece.core.pending_move import PendingMove
+from onepiece.core.pending_move import MovePhase, PendingMove
 
 _MOVES_SHOWN_MAX = 32
 
@@ -43,7 +44,10 @@ class StageView:
 
 @frozen
 class MoveView:
-    """A move: ``outcome`` is "advised", its phase, "done" or "abandoned"; ``reason`` says why."""
+    """A move: ``outcome`` is "advised", its phase, "done", "given back" or "abandoned"; ``reason`` says why.
+
+    Where an instance is given back, nothing comes: ``stage`` and ``donor`` are that of the actor that ends.
+    """
 
     outcome: str
     stage: str
@@ -69,6 +73,11 @@ class PlacementView:
     done: int
     """Moves since the manager began."""
     abandoned: int
+    given_back: int = 0
+    """Instances that were not needed, since the manager began."""
+    idle: tuple[IdleView, ...] = ()
+    """Devices that no actor uses; ``idle_count`` of them there are."""
+    idle_count: int = 0
     reason: str | None = None
 
 
@@ -81,6 +90,7 @@ def view_of(
     actors: Mapping[int, Actor],
     limits: Mapping[str, StageLimits],
     problems: Mapping[str, str],
+    idle: IdleDevices,
     now: float,
 ) -> PlacementView:
     """The view, of what each part knows."""
@@ -113,6 +123,9 @@ def view_of(
         rates=dict(balance.rates),
         done=book.done,
         abandoned=book.abandoned,
+        given_back=book.given_back,
+        idle=idle.view(now),
+        idle_count=idle.count,
         reason=decision.reason if decision is not None else None,
     )
 
@@ -142,8 +155,12 @@ def _moves(
                     f"{gain}, and lose {move.cost_requests:.0f} meanwhile",
                 )
             )
+        for give in balance.latest.gives_back:
+            where = (give.stage, give.stage, give.node_id, give.devices, (give.actor_id,), None)
+            shown.append(MoveView("advised to give back", *where, give.reason))
     for ended in reversed(book.ended):
-        outcome = "done" if ended.problem is None else "abandoned"
+        is_given_back = ended.move.phase is MovePhase.GIVING_BACK
+        outcome = "abandoned" if ended.problem else "given back" if is_given_back else "done"
         reason = ended.problem or ended.move.reason
         shown.append(_shown(ended.move, outcome, reason, max(0.0, now - ended.ended_at)))
     return tuple(shown)

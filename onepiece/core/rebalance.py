@@ -12,7 +12,12 @@ were measured; ``moves.decide`` chooses, and this adds patience:
 * For ``rest_seconds`` a stage that gave takes from no donor, and one that took does not give; further moves
   the same way are free. Together with what a move must gain, that is why a steady load near the border of
   two choices moves nothing to and fro.
-* Requests of workflows and size classes that were not measured are passed over.
+* Requests of workflows and size classes that were not measured are passed over; stages that serve such
+  ones (``held``) do not give.
+* Where nothing moves, a stage gives back the instances that it has not needed in any look for
+  ``release_seconds`` (``give_back`` says which these are, by all windows: else what a long one remembers
+  would take them again). A stage that gets or loses an instance begins anew, and so do all after moves.
+  What is given back is taken again as any idle device is, without a donor's rest.
 
     quiet --too busy--> waiting --still so--> moving --all settled--> quiet
                            | no longer            | for too long
@@ -23,13 +28,15 @@ makes it drain the donors and start the new actors where there is room then.
 """
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Self, TypeAlias
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from onepiece.core.actors import Actor, ActorLife
 from onepiece.core.capacity import CapacityModel, Demand
+from onepiece.core.give_back import GiveBackPolicy, SpareInstances, chosen
 from onepiece.core.machine import Machine, follow
 from onepiece.core.move_board import DeviceInfo, Load, PlacedActor, StageLimits
 from onepiece.core.moves import Decision, MovePolicy, decide
@@ -46,7 +53,10 @@ class RebalancePolicy:
     sustain_seconds: float = 10.0
     rest_seconds: float = 120.0
     settle_seconds_max: float = 1800.0
+    release_seconds: float = 300.0
     moves: MovePolicy = field(factory=MovePolicy)
+    give_back: GiveBackPolicy | None = field(factory=GiveBackPolicy)
+    """None: nothing is ever given back."""
 
     def __attrs_post_init__(self) -> None:
         assert self.windows_seconds[0] > 0
@@ -54,6 +64,7 @@ class RebalancePolicy:
         assert self.sustain_seconds >= 0
         assert self.rest_seconds >= 0
         assert self.settle_seconds_max > 0
+        assert self.release_seconds >= 0
 
 
 # --- events ------------------------------------------------------------------------------------
@@ -61,10 +72,14 @@ class RebalancePolicy:
 
 @frozen
 class TimesMeasured:
-    """These are the service times now, and what an operator wants of each stage."""
+    """These are the service times now, and what an operator wants of each stage.
+
+    ``held`` are stages of which it is known that the model misses some of their load.
+    """
 
     model: CapacityModel
     limits: Mapping[str, StageLimits] = field(factory=dict)
+    held: frozenset[str] = frozenset()
 
 
 @frozen
@@ -102,11 +117,12 @@ class SetChanged:
 class RequestsCounted:
     """So many requests were offered, refused ones included, in the ``seconds`` that ended now.
 
-    ``requests`` are by workflow and size class.
+    ``requests`` are by workflow and size class; ``in_hand`` are stage tasks queued and running now, by stage.
     """
 
     requests: Mapping[tuple[str, str], int]
     seconds: float = field()
+    in_hand: Mapping[str, int] = field(factory=dict)
 
     @seconds.validator
     def _is_a_length(self, _attribute: object, seconds: float) -> None:
@@ -130,6 +146,15 @@ RebalanceEffect: TypeAlias = OrderMoves
 
 
 # --- the machine -------------------------------------------------------------------------------
+
+
+@frozen
+class _Calm:
+    """Since when a stage, with so many instances, has had at least so many to spare."""
+
+    since: float
+    instances: int
+    spare: int
 
 
 class _Phase(enum.Enum):
@@ -163,6 +188,8 @@ class RebalanceMachine(Machine[RebalanceEvent, RebalanceEffect]):
     policy: RebalancePolicy = field(factory=RebalancePolicy)
     _model: CapacityModel | None = field(default=None, init=False)
     _limits: Mapping[str, StageLimits] = field(factory=dict, init=False)
+    _held: frozenset[str] = field(default=frozenset(), init=False)
+    _calm: dict[str, _Calm] = field(factory=dict, init=False)
     _devices: tuple[DeviceInfo, ...] = field(default=(), init=False)
     _actors: tuple[PlacedActor, ...] = field(default=(), init=False)
     _counted: list[tuple[float, RequestsCounted]] = field(factory=list, init=False)
@@ -188,8 +215,8 @@ class RebalanceMachine(Machine[RebalanceEvent, RebalanceEffect]):
 
     def _react(self, event: RebalanceEvent, now: float) -> list[RebalanceEffect]:
         match event:
-            case TimesMeasured(model, limits):
-                self._model, self._limits = model, limits
+            case TimesMeasured(model, limits, held):
+                self._model, self._limits, self._held = model, limits, held
             case SetChanged(devices, actors):
                 self._devices, self._actors, self._is_carried_out = devices, actors, True
             case RequestsCounted():
@@ -205,22 +232,61 @@ class RebalanceMachine(Machine[RebalanceEvent, RebalanceEffect]):
             if not is_settled and now < self._since + self.policy.settle_seconds_max:
                 return []
             self._become(_Sign.SETTLED, now)
+            self._calm.clear()
         self._gave_until = {stage: until for stage, until in self._gave_until.items() if until > now}
         self._took_until = {stage: until for stage, until in self._took_until.items() if until > now}
-        decision = self._decide(now)
+        loads = self._loads(now)
+        decision = self._decide(loads)
         if decision is None:
             return []
-        self.latest = decision
         self._become(_Sign.BUSY if decision.moves else _Sign.CALM, now)
-        if not decision.moves or now < self._since + self.policy.sustain_seconds:
+        if not decision.moves:
+            return self._give_back(decision, loads, now)
+        self.latest = decision
+        if now < self._since + self.policy.sustain_seconds:
             return []
         self._become(_Sign.ORDERED, now)
         self._is_carried_out = False
         self._rest(decision, now)
         return [OrderMoves(decision)]
 
-    def _decide(self, now: float) -> Decision | None:
-        """What the shortest window says that says enough for a move; None: nothing is known yet."""
+    def _give_back(self, decision: Decision, loads: Sequence[Load], now: float) -> list[RebalanceEffect]:
+        """What has not been needed for long enough, beside a decision that moves nothing."""
+        self.latest = decision
+        policy, model = self.policy.give_back, self._model
+        if policy is None or model is None:
+            return []
+        counts = Counter(actor.stage for actor in self._actors)
+        counted = [each for at, each in self._counted if at > now - max(self.policy.release_seconds, 1e-9)]
+        spare = SpareInstances(
+            model,
+            loads,
+            _averages([each.in_hand for each in counted]),
+            {stage: counts[stage] for stage in model.stages if stage not in self._held},
+            self._limits,
+            policy,
+        ).found()
+        self._calm = {stage: self._still_calm(stage, counts[stage], n, now) for stage, n in spare.items()}
+        due = {
+            stage: calm.spare
+            for stage, calm in self._calm.items()
+            if now >= calm.since + self.policy.release_seconds
+        }
+        gives_back = chosen(model, due, self._devices, self._actors, self.policy.moves.moves_max)
+        self.latest = evolve(decision, gives_back=gives_back)
+        if not gives_back or not self._is_carried_out:
+            return []
+        self._is_carried_out = False
+        return [OrderMoves(self.latest)]
+
+    def _still_calm(self, stage: str, instances: int, spare: int, now: float) -> _Calm:
+        before = self._calm.get(stage)
+        if before is None or before.instances != instances:
+            return _Calm(now, instances, spare)
+        return evolve(before, spare=min(before.spare, spare))
+
+    def _loads(self, now: float) -> list[Load]:
+        """The load by each window that has been seen for long enough, the shortest one first."""
         loads: list[Load] = []
         for window in self.policy.windows_seconds:
             counted = [each for at, each in self._counted if at > now - window]
@@ -229,6 +295,10 @@ class RebalanceMachine(Machine[RebalanceEvent, RebalanceEffect]):
                 break
             if self._model is not None:
                 loads.append(Load(_demands(self._model, counted, seconds), seconds))
+        return loads
+
+    def _decide(self, loads: Sequence[Load]) -> Decision | None:
+        """What the shortest window says that says enough for a move; None: nothing is known yet."""
         if self._model is None or not loads:
             return None
         return decide(
@@ -239,7 +309,7 @@ class RebalanceMachine(Machine[RebalanceEvent, RebalanceEffect]):
             self._limits,
             self.policy.moves,
             self._gave_until,
-            self._took_until,
+            self._took_until.keys() | self._held,
         )
 
     def _rest(self, decision: Decision, now: float) -> None:
@@ -255,6 +325,13 @@ class RebalanceMachine(Machine[RebalanceEvent, RebalanceEffect]):
         after = follow(_TRANSITIONS, self._phase, sign)
         if after is not self._phase:
             self._phase, self._since = after, now
+
+
+def _averages(in_hand: Sequence[Mapping[str, int]]) -> dict[str, float]:
+    totals: Counter[str] = Counter()
+    for each in in_hand:
+        totals.update(each)
+    return {stage: total / len(in_hand) for stage, total in totals.items()}
 
 
 def _demands(model: CapacityModel, counted: Iterable[RequestsCounted], seconds: float) -> tuple[Demand, ...]:

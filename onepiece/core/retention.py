@@ -4,10 +4,11 @@ An output is *held* from the moment it is computed until it is released: by the 
 once that one has handed on its own output (``Consumed``), or by the owner, once the request has ended.
 While it is held it can be sent again, to another actor, as often as its owner asks.
 
-Held bytes are bounded twice. Beyond ``memory_bytes_max`` the oldest outputs are *spilled* to disk;
-beyond ``bytes_max`` in all ``has_room`` is false and stages take no new work: back-pressure, never a
-drop. An output that is complete is always taken in, even past the bound, since refusing it would lose
-what was computed; so the bound may be exceeded by what the workers of one node compute at once.
+Held bytes are bounded twice. Beyond ``memory_bytes_max`` the oldest outputs are *spilled* to disk, and stages
+take no new work while that is behind; beyond ``bytes_max`` in all they take none either (``has_room`` is
+false): back-pressure, never a drop. Where the disk takes nothing only ``bytes_max`` counts. An output that
+is complete is always taken in, even past the bound, since refusing it would lose what was computed; so the
+bound may be exceeded by what the workers of one node compute at once.
 
 ::
 
@@ -83,6 +84,8 @@ class RetentionTable(Generic[Message]):
     bytes_max: int
     memory_bytes: int = 0
     disk_bytes: int = 0
+    spilling_bytes: int = 0
+    """Those of ``memory_bytes`` that are being written to disk."""
     _held: "OrderedDict[OutputKey, _Held[Message]]" = field(factory=OrderedDict)
     _by_uid: dict[str, set[OutputKey]] = field(factory=dict)
 
@@ -94,7 +97,8 @@ class RetentionTable(Generic[Message]):
     @property
     def has_room(self) -> bool:
         """Whether stages may take new work."""
-        return self.held_bytes < self.bytes_max
+        waits_for_disk = self.memory_bytes > self.memory_bytes_max and self.spilling_bytes > 0
+        return self.held_bytes < self.bytes_max and not waits_for_disk
 
     def __len__(self) -> int:
         return len(self._held)
@@ -112,12 +116,13 @@ class RetentionTable(Generic[Message]):
         excess = self.memory_bytes - self.memory_bytes_max
         if excess <= 0:
             return effects
-        excess -= sum(held.length for held in self._held.values() if held.place is Place.SPILLING)
+        excess -= self.spilling_bytes
         for key, held in self._held.items():
             if excess <= 0:
                 break
             if held.place is Place.MEMORY:
                 held.place = Place.SPILLING
+                self.spilling_bytes += held.length
                 excess -= held.length
                 effects.append(Spill(key))
         return effects
@@ -132,6 +137,7 @@ class RetentionTable(Generic[Message]):
         held.place = Place.DISK
         held.message = None
         self.memory_bytes -= held.length
+        self.spilling_bytes -= held.length
         self.disk_bytes += held.length
         return []
 
@@ -140,6 +146,7 @@ class RetentionTable(Generic[Message]):
         held = self._held.get(key)
         if held is not None and held.place is Place.SPILLING:
             held.place = Place.MEMORY
+            self.spilling_bytes -= held.length
 
     def find(self, key: OutputKey) -> "tuple[Place, Message | None] | None":
         """Where the output lies, and the message if it is in memory; None if it is not held."""
@@ -159,6 +166,8 @@ class RetentionTable(Generic[Message]):
             self.disk_bytes -= held.length
             return [Unspill(key)]
         self.memory_bytes -= held.length
+        if held.place is Place.SPILLING:
+            self.spilling_bytes -= held.length
         return []
 
     def release_request(self, uid: str) -> list[RetentionEffect]:
@@ -195,5 +204,7 @@ class RetentionTable(Generic[Message]):
         in_all = sum(held.length for held in self._held.values())
         assert self.disk_bytes == on_disk
         assert self.memory_bytes == in_all - on_disk
+        spilling = sum(held.length for held in self._held.values() if held.place is Place.SPILLING)
+        assert self.spilling_bytes == spilling
         assert {key for keys in self._by_uid.values() for key in keys} == set(self._held)
         assert all((held.message is None) == (held.place is Place.DISK) for held in self._held.values())

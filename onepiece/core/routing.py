@@ -7,7 +7,7 @@ newest it has seen and decides by it alone, so that the data path goes on while 
 Two ways to choose among the actors of a stage:
 
 * ``pick`` for a message that may go anywhere: the fewest outstanding messages as the sender counts
-  them, in turn among equals;
+  them, among equals the one that it picked longest ago;
 * ``meeting_point`` for the inputs of a join, which come from different nodes and must meet at one
   actor: rendezvous hashing of the UID, which needs no agreement but on the table. When an actor
   disappears only the UIDs that met there move.
@@ -18,7 +18,7 @@ points (suspicion mostly passes, and each change makes inputs meet at the wrong 
 picked last.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Final, TypeVar
 
@@ -145,6 +145,13 @@ class RouteTable:
                 draining.setdefault(actor.stage, []).append(actor)
         return {stage: tuple(actors) for stage, actors in (draining | ready).items()}
 
+    @cached_property
+    def _trusted_by_stage(self) -> Mapping[str, tuple[ActorRoute, ...]]:
+        return {
+            stage: tuple(actor for actor in actors if not self._is_suspect(actor))
+            for stage, actors in self._actors_by_stage.items()
+        }
+
     def node(self, node_id: str) -> NodeRoute | None:
         """The living node of this id."""
         return self._nodes_by_id.get(node_id)
@@ -161,13 +168,19 @@ class RouteTable:
         """The actors that take work of ``stage``: ready ones, or else those that drain."""
         return self._actors_by_stage.get(stage, ())
 
-    def pick(self, stage: str, outstanding: Mapping[int, int], turn: int) -> ActorRoute | None:
+    def pick(
+        self, stage: str, outstanding: Mapping[int, int], picked: Mapping[int, int], first: int
+    ) -> ActorRoute | None:
         """An actor for a message that may go to any.
+
+        What was sent longest ago is likely to be done soonest, so that is where the next one goes of equals.
+        Senders that know nothing yet begin at different actors: else all would begin with the same one.
 
         Args:
             stage: The key of the stage.
             outstanding: How many messages this sender has under way, by actor id; absent means 0.
-            turn: A number that grows by one with each call, to take equals in turn.
+            picked: A number that grows with each pick, at the actor's latest one; absent means never.
+            first: Any number of the sender's own: where it begins among those that it never picked.
 
         Returns:
             The actor with the fewest outstanding messages, or None if no actor takes work.
@@ -175,13 +188,15 @@ class RouteTable:
         candidates = self.actors_for(stage)
         if len(candidates) == 1:  # the most frequent case
             return candidates[0]
-        trusted = [actor for actor in candidates if not self._is_suspect(actor)]
-        usable: Sequence[ActorRoute] = trusted or candidates
+        usable = self._trusted_by_stage.get(stage) or candidates
         if not usable:
             return None
-        fewest = min(outstanding.get(actor.actor_id, 0) for actor in usable)
-        equals = [actor for actor in usable if outstanding.get(actor.actor_id, 0) == fewest]
-        return equals[turn % len(equals)]
+        begin = first % len(usable)
+
+        def burden(actor: ActorRoute) -> tuple[int, int]:
+            return outstanding.get(actor.actor_id, 0), picked.get(actor.actor_id, 0)
+
+        return min((*usable[begin:], *usable[:begin]), key=burden)
 
     def meeting_point(self, stage: str, uid: str) -> ActorRoute | None:
         """The actor at which all inputs of ``uid`` for a join meet; None if no actor takes work."""
@@ -232,6 +247,11 @@ def rendezvous(uid: str, candidates: Iterable[str]) -> str:
 def ranked(uid: str, candidates: Iterable[str]) -> list[str]:
     """The candidates from the one that ``rendezvous`` picks down; what is missing leaves no other trace."""
     return sorted(candidates, key=lambda name: _weight(uid, name), reverse=True)
+
+
+def first_of(node_id: str) -> int:
+    """A number of a node's own, for ``RouteTable.pick``."""
+    return xxhash.xxh3_64_intdigest(node_id.encode())
 
 
 def _weight(uid: str, name: str) -> tuple[int, str]:

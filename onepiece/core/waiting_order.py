@@ -21,7 +21,7 @@ has measured nothing, so that then only arrivals and priorities count).
 """
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, Generic, TypeVar
 
 from attrs import define, field
@@ -53,8 +53,10 @@ class Turns:
     """In work per weight: where the one that was last served began."""
     _done: dict[str, float] = field(factory=dict)
 
-    def first(self, waiting: Iterator[str]) -> str:
+    def first(self, waiting: Collection[str]) -> str:
         """Of these the one that got least; the first of equals."""
+        if len(waiting) == 1:
+            return next(iter(waiting))
         return min(waiting, key=lambda name: max(self._now, self._done.get(name, 0.0)))
 
     def served(self, name: str, cost: float) -> None:
@@ -110,8 +112,12 @@ class WaitingOrder(Generic[Item]):
 
     def add(self, item: Item, workflow: str, tenant: str, ranked: float, cost: float) -> None:
         """Let an item wait; ``cost`` is what it will count for its flow."""
-        of_workflow = self._workflows.setdefault(workflow, _Workflow(Turns(self.tenant_weights)))
-        flow = of_workflow.flows.setdefault(tenant, _Flow())
+        of_workflow = self._workflows.get(workflow)
+        if of_workflow is None:
+            of_workflow = self._workflows[workflow] = _Workflow(Turns(self.tenant_weights))
+        flow = of_workflow.flows.get(tenant)
+        if flow is None:
+            flow = of_workflow.flows[tenant] = _Flow()
         self._count += 1
         self._length += 1
         heapq.heappush(flow.heap, (ranked, self._count, cost, item))
@@ -120,9 +126,9 @@ class WaitingOrder(Generic[Item]):
         """Take out what is next; None if nothing waits."""
         if not self._workflows:
             return None
-        name = self._turns.first(iter(self._workflows))
+        name = self._turns.first(self._workflows)
         workflow = self._workflows[name]
-        tenant = workflow.turns.first(iter(workflow.flows))
+        tenant = workflow.turns.first(workflow.flows)
         _, _, cost, item = heapq.heappop(workflow.flows[tenant].heap)
         self._length -= 1
         self._turns.served(name, cost)

@@ -16,6 +16,7 @@ from attrs import define, evolve, field
 from onepiece._bounded import described, text_of
 from onepiece.core.actors import Assign, Unassign
 from onepiece.core.inventory import ActorReport, ActorState
+from onepiece.core.lending import LentReport
 from onepiece.errors import OnePieceError, SchemaMismatch
 from onepiece.limits import ERROR_CAUSE_BYTES_MAX
 from onepiece.log import get_logger
@@ -72,6 +73,10 @@ class ActorHost:
     def reports(self) -> tuple[ActorReport, ...]:
         """What the next heartbeat says."""
         return tuple(self._report_of(hosted) for hosted in self._hosted.values())
+
+    def lent(self) -> LentReport | None:
+        """The jobs on idle devices; None if this node lends none."""
+        return None if self._lender is None else self._lender.report()
 
     @property
     def is_idle(self) -> bool:

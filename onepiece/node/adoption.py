@@ -17,7 +17,8 @@ answer of a store node got lost, or two proxies took it over at once. Such reque
 are looked at again until somebody drives them.
 
 A request that was accepted for another version of its workflow, which does not fit this one, is adopted to
-be ended in ``SchemaMismatch``.
+be ended in ``SchemaMismatch``. One whose workflow is not registered any more, or cannot be used here, waits
+for that until its deadline; then whoever would adopt it takes it over to end it in ``DeadlineExceeded``.
 """
 
 import asyncio
@@ -29,13 +30,15 @@ from attrs import evolve
 
 from onepiece.codec import CodecError, Wire, materialise, unpack
 from onepiece.core.request import RequestTable
+from onepiece.core.request_events import KeepError
 from onepiece.core.request_record import Holding
 from onepiece.core.routing import rendezvous
-from onepiece.errors import NotReady, OnePieceError, SchemaMismatch, UnknownRequest
+from onepiece.errors import DeadlineExceeded, NotReady, OnePieceError, SchemaMismatch, UnknownRequest
 from onepiece.graph import INPUTS, WorkflowGraph
 from onepiece.log import get_logger
-from onepiece.messages import CONTROL_REGION, STORE, ReleaseRequests, RequestErrored
+from onepiece.messages import CONTROL_REGION, STORE, ReleaseRequests, RequestErrored, StopRequest
 from onepiece.node.calls import Calls
+from onepiece.node.error_keeper import ErrorKeeper
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.result_reader import ResultReader
 from onepiece.record_messages import AdoptRequests, RequestRecord, RequestsHeld
@@ -75,6 +78,7 @@ class Adopter:
         self._calls = calls
         self._own = own
         self._handle = handle
+        self._errors = ErrorKeeper(env, calls, records)
         self._wake = asyncio.Event()
         self._suspected: frozenset[str] = frozenset()
         self._doubtful: set[str] = set()
@@ -139,12 +143,12 @@ class Adopter:
 
         async def adopt(record: RequestRecord) -> None:
             async with room:
-                await self._adopt(record)
+                if record.workflow in self._env.routes.graphs:
+                    await self._adopt(record)
+                elif self._env.now() >= record.deadline_at:
+                    await self._end_unregistered(record)
 
-        await asyncio.gather(*(adopt(record) for record in chosen.values() if self._is_usable(record)))
-
-    def _is_usable(self, record: RequestRecord) -> bool:
-        return record.workflow in self._env.routes.graphs and not self._knows(record.uid)
+        await asyncio.gather(*(adopt(record) for record in chosen.values() if not self._knows(record.uid)))
 
     def _knows(self, uid: str) -> bool:
         return self._table.is_known(uid)
@@ -163,16 +167,43 @@ class Adopter:
             return None
         return record
 
-    async def _adopt(self, record: RequestRecord) -> None:
-        uid, life = record.uid, self._env.identity.life
-        record = evolve(
-            record,
-            owner=self._env.control_address,
-            owner_life=life,
-            # An attempt that did not get to its end is tried again under the same number, unless another
-            # proxy has that: what is counted is owners that a request has cost.
-            adoptions=record.adoptions + (record.owner_life != life or uid in self._refused),
+    def _taken_over(self, record: RequestRecord) -> RequestRecord:
+        """The record as it is once this proxy owns the request."""
+        life = self._env.identity.life
+        # An attempt that did not get to its end is tried again under the same number, unless another
+        # proxy has that: what is counted is owners that a request has cost.
+        adoptions = record.adoptions + (record.owner_life != life or record.uid in self._refused)
+        return evolve(record, owner=self._env.control_address, owner_life=life, adoptions=adoptions)
+
+    async def _end_unregistered(self, record: RequestRecord) -> None:
+        """End a request that nothing here can drive, and whose deadline has passed; or try again later."""
+        uid, record = record.uid, self._taken_over(record)
+        error = DeadlineExceeded(
+            f"request {uid} passed its deadline: its owner is gone, and its workflow {record.workflow!r} is "
+            "not registered any more, or cannot be used; register it and submit the request again",
+            uid=uid,
+            workflow=record.workflow,
         )
+        self.doubt(uid)  # until it is known to have ended: the record names this proxy from here on
+        try:
+            if not await self._has_ended(uid):
+                if not await self._records.take_over(record):
+                    self._refused.add(uid)
+                    return
+                kept = await self._errors.keep(KeepError(uid, record.workflow, error.to_wire()))
+                if not kept.is_stored:
+                    return
+        except OnePieceError as why:
+            get_logger().warning("request_not_adopted", request=uid, error=why.message)
+            return
+        get_logger().warning("request_ended_unregistered", request=uid, workflow=record.workflow)
+        self._records.drop_everywhere(uid)
+        self._broadcast(StopRequest(uid, error.to_wire()))
+        self._broadcast(ReleaseRequests((uid,)))
+        self._settle(uid)
+
+    async def _adopt(self, record: RequestRecord) -> None:
+        uid, life, record = record.uid, self._env.identity.life, self._taken_over(record)
         self._held_back[uid] = []
         try:
             if await self._has_ended(uid):

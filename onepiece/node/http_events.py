@@ -9,7 +9,8 @@
     : keep-alive                       when nothing happens; shows both ends that the other is there
 
 The stream ends behind the request's final event, and when the proxy stops: then without a final
-event, and the client comes back.
+event, and the client comes back. A browser's ``EventSource`` comes back in either case, until it is answered
+204: that is what it gets if it has seen the final event.
 """
 
 import json
@@ -47,6 +48,20 @@ def parse_last_event_id(text: str | None) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise InvalidInput(f"the Last-Event-ID {text[:40]!r} is no sequence", field="Last-Event-ID")
     return int(text)
+
+
+async def peeked(events: AsyncIterator[RequestEvent]) -> AsyncIterator[RequestEvent] | None:
+    """The same events if there is one; waits for it."""
+    async for first in events:
+        return _behind(first, events)
+    return None
+
+
+async def _behind(first: RequestEvent, rest: AsyncIterator[RequestEvent]) -> AsyncIterator[RequestEvent]:
+    async with closing(rest) as events:
+        yield first
+        async for event in events:
+            yield event
 
 
 @define

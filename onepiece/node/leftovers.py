@@ -15,6 +15,7 @@ from onepiece.errors import OnePieceError
 from onepiece.messages import AskEnded, ReleaseRequests
 from onepiece.node.control import ControlService
 from onepiece.node.record_keeper import RecordKeeper
+from onepiece.record_messages import DropRecords
 from onepiece.runtime.environment import Environment
 
 LOOK_SECONDS: Final = 1.0
@@ -95,7 +96,8 @@ class EndedRequests:
     async def _answer(self, ask: AskEnded) -> None:
         ended = [uid for uid in ask.uids if await self._has_ended(uid)]
         if ended:
-            self._env.outbox.post(ask.reply_to, ReleaseRequests(tuple(ended)))
+            answer = (DropRecords if ask.of_records else ReleaseRequests)(tuple(ended))
+            self._env.outbox.post(ask.reply_to, answer)
 
     async def _has_ended(self, uid: str) -> bool:
         """False if it is not known for sure."""

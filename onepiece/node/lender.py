@@ -7,14 +7,17 @@ same bounds, at once if the node is to stop at once.
 
 import asyncio
 import contextlib
+import shlex
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from onepiece.core.inventory import Device
 from onepiece.core.lending import (
+    COMMAND_CHARACTERS_MAX,
     DeviceReleased,
     DeviceTaken,
     JobEnded,
+    JobReport,
     KillJob,
     LeaveJob,
     LendingBounds,
@@ -23,6 +26,7 @@ from onepiece.core.lending import (
     LendingEvent,
     LendingMachine,
     LendingTick,
+    LentReport,
     StartJob,
     TerminateJob,
 )
@@ -41,6 +45,8 @@ class Lender:
         self._machine = machine
         self._clock = clock
         self._jobs: dict[str, LentJob] = {}
+        self._ended: dict[str, str] = {}
+        """How a device's job last ended."""
         self._changed = Signal()
         self._wake = asyncio.Event()
 
@@ -54,6 +60,15 @@ class Lender:
         finally:
             for device in devices:
                 self._handle(DeviceReleased(device))
+
+    def report(self) -> LentReport:
+        """What the next heartbeat says."""
+        states = self._machine.states(self._clock())
+        jobs = tuple(
+            JobReport(device, state, seconds, self._ended.get(device, ""))
+            for device, (state, seconds) in states.items()
+        )
+        return LentReport(shlex.join(self._command)[:COMMAND_CHARACTERS_MAX], jobs)
 
     async def freed(self, devices: Sequence[str]) -> None:
         """Wait until none of these devices has a job."""
@@ -110,12 +125,14 @@ class Lender:
     def _start(self, device: str) -> None:
         def ended() -> None:
             job = self._jobs.pop(device)
+            self._ended[device] = job.how
             get_logger().info("lent_job_ended", device=device, how=job.how)
             self._handle(JobEnded(device))
 
         try:
             job = self._jobs[device] = LentJob(self._command, device, ended)
         except OSError as error:
+            self._ended[device] = f"not started: {error}"[:COMMAND_CHARACTERS_MAX]
             get_logger().warning("lent_job_not_started", device=device, error=str(error))
             asyncio.get_running_loop().call_soon(self._handle, JobEnded(device))
             return

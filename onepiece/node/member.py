@@ -76,6 +76,8 @@ class Member:
         """It asks nobody any more: what is not answered would keep it from having sent all."""
         self._has_left = False
         self._is_expelled = False
+        self._no_nodes: set[str] = set()
+        """Addresses at which an HTTP server answers."""
         self._newest_heard = 0
         """The highest incarnation of this id that the manager knows of."""
 
@@ -86,6 +88,7 @@ class Member:
         control.on(Expel, self._on_expel)
         control.on(LeaderIs, self._on_leader)
         self._outbox.on_refused = self._on_refused
+        self._outbox.on_http_answered = self._on_http_answered
 
     @property
     def leader(self) -> str:
@@ -127,7 +130,13 @@ class Member:
         actors = self._host.reports() if self._host is not None else ()
         drained = self.draining and self.holds_nothing()
         heartbeat = Heartbeat(
-            self.info, actors, self.draining, self._routes.table.epoch, drained, dict(self.offered())
+            self.info,
+            actors,
+            self.draining,
+            self._routes.table.epoch,
+            drained,
+            dict(self.offered()),
+            self._host.lent() if self._host is not None else None,
         )
         self._outbox.post(self._search.leader, heartbeat, replaces="heartbeat")
 
@@ -171,6 +180,13 @@ class Member:
         if not self._has_left and not self._is_expelled:
             get_logger().warning("node_expelled", reason="its messages are refused", may_rejoin=True)
             self._begin_new_life()
+
+    def _on_http_answered(self, address: str, why: str) -> None:
+        """A node that was never in a set, and finds none at any address it is to join, ends, and says why."""
+        self._no_nodes.add(address)
+        if self._newest is None and self._no_nodes.issuperset(self._search.joins):
+            places = ", ".join(each.removesuffix(f"/{CONTROL_REGION}") for each in self._search.joins)
+            self._on_must_stop(f"--join {places}: {why}")
 
     def _begin_new_life(self) -> None:
         if self._host is not None:

@@ -465,6 +465,8 @@ async def serve_until_stopped(node: Node, stop: StopSignal) -> bool:
     retained = [str(key) for key in islice(node.env.retainer.keys(), _SHOWN_MAX)]
     get_logger().info("node_stopping", node=node.info.node_id, drained=drained, retained=retained)
     node.member.farewell()
+    if node.copies is not None:
+        node.copies.farewell()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FAREWELL_SECONDS):
             await node.env.outbox.flushed()

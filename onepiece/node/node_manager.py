@@ -230,9 +230,12 @@ class ManagerService:
         return asyncio.get_running_loop().time()
 
     def _tell(self, address: str) -> None:
-        """Say who leads, where that can change."""
+        """Say who leads, if that is known.
+
+        Also where it cannot change: of several addresses that a node is to join the others may be wrong.
+        """
         leader = self._env.control_address if self._machine is not None else self._coordinator.leader
-        if self._coordinator.has_rivals and leader is not None:
+        if leader is not None:
             self._outbox.post(address, LeaderIs(leader), replaces="leader")
 
     def _enqueue(self, event: ManagerEvent) -> None:
@@ -258,6 +261,7 @@ class ManagerService:
                 routes=heartbeat.routes,
                 drained=heartbeat.drained,
                 offered=heartbeat.offered,
+                lent=heartbeat.lent,
             )
         )
 

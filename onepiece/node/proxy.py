@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import anyio
-from attrs import define, field
+from attrs import define, evolve, field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -38,10 +38,11 @@ from onepiece.errors import InvalidInput, NotReady, OnePieceError, UnknownReques
 from onepiece.ids import is_uid
 from onepiece.log import get_logger
 from onepiece.metrics import Metrics
+from onepiece.node.descriptors import why_none_are_left
 from onepiece.node.frontend import Frontend, ResultStream
 from onepiece.node.http_bodies import SubmissionReader
 from onepiece.node.http_boundary import ErrorBoundary
-from onepiece.node.http_events import EventStream, parse_last_event_id
+from onepiece.node.http_events import EventStream, parse_last_event_id, peeked
 from onepiece.node.http_metrics import metrics_route
 from onepiece.node.http_options import BodyBudget, ProxyOptions
 from onepiece.node.http_results import ResultResponse, convert, is_converted, parse_range
@@ -156,8 +157,15 @@ class ProxyApp:
         uid = _uid(request)
         query = _query(request, "cancel_on_disconnect")
         after = parse_last_event_id(request.headers.get("last-event-id"))
-        await self.frontend.status(uid)  # an unknown UID is told before the stream begins
-        stream = EventStream(self.frontend.events(uid, after), self.stopping, self.options.keep_alive_seconds)
+        status = await self.frontend.status(uid)  # an unknown UID is told before the stream begins
+        events = self.frontend.events(uid, after)
+        if status.state.is_final and after >= 0:
+            rest = await peeked(events)
+            if rest is None:  # by the specification of server-sent events: come again no more
+                await Response(status_code=204)(request.scope, receive, send)
+                return
+            events = rest
+        stream = EventStream(events, self.stopping, self.options.keep_alive_seconds)
         try:
             await stream(request.scope, receive, send)
         finally:
@@ -255,6 +263,8 @@ class ProxyApp:
     async def readiness(self, request: Request) -> Response:
         """Whether requests can be served; a balancer sends them elsewhere if not."""
         readiness = self.frontend.readiness()
+        if starved := why_none_are_left():
+            readiness = evolve(readiness, ready=False, waiting_for=[*readiness.waiting_for, starved])
         if readiness.ready and not readiness.draining:
             return JSONResponse(to_plain(readiness))
         waiting_for = "; ".join(readiness.waiting_for) or ("draining" if readiness.draining else "starting")

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from onepiece.core.admission import AdmissionRules
 from onepiece.core.membership import NodeState
-from onepiece.core.owned_request import end_event
+from onepiece.core.owned_request import END_SEQUENCE, end_event
 from onepiece.core.placement_view import PlacementView
 from onepiece.core.routing import NodeRoute, RouteEpoch
 from onepiece.errors import (
@@ -357,7 +357,9 @@ class ProxyService:
         try:
             self.owner.table.status(uid)
         except UnknownRequest:
-            yield end_event(await self._ended(uid), after + 1)
+            end = await self._ended(uid)
+            if after < END_SEQUENCE:
+                yield end_event(end)
             return
         async with aclosing(self.owner.events(uid, after)) as events:
             async for event in events:

@@ -8,7 +8,7 @@ from onepiece.core.key_claims import KeyClaims
 from onepiece.errors import NotReady, OnePieceError, StoreFull, UnknownRequest
 from onepiece.limits import KEY_CLAIM_SECONDS, KEY_CLAIMS_MAX, RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
-from onepiece.messages import STORE_REGION, AskEnded, ReleaseRequests, ResultPiece
+from onepiece.messages import STORE_REGION, AskEnded, ResultPiece
 from onepiece.node.control import ControlService
 from onepiece.record_messages import (
     ClaimKey,
@@ -43,12 +43,9 @@ class RecordService:
         self._tasks = tasks
         self._claims = KeyClaims(KEY_CLAIMS_MAX, KEY_CLAIM_SECONDS)
         self._looks = 0
-        self._asked: set[str] = set()
-        """Requests whose owners were asked whether they have ended."""
 
     def attach(self, control: ControlService) -> None:
         """Receive what proxies ask, and what they answer."""
-        control.on(ReleaseRequests, self._on_release)
         control.on(ClaimKey, self._on_claim)
         control.on(ReleaseClaim, lambda message: self._claims.release(message.key, message.uid))
         control.on(DropRecords, lambda message: self._start(self._drop(message.uids)))
@@ -125,18 +122,11 @@ class RecordService:
         A record whose owner is gone is none of this: whoever adopts the request sees to it.
         """
         entries = await self._log.orphans(frozenset(), _ASKED_MAX)
-        self._asked = {entry.uid for entry in entries}
         by_owner: dict[str, list[str]] = {}
         for entry in entries:
             by_owner.setdefault(entry.owner, []).append(entry.uid)
         for owner, uids in by_owner.items():
-            self._env.outbox.post(owner, AskEnded(self._env.control_address, tuple(uids)))
-
-    def _on_release(self, message: ReleaseRequests) -> None:
-        ended = self._asked.intersection(message.uids)
-        if ended:
-            self._asked -= ended
-            self._start(self._drop(tuple(sorted(ended))))
+            self._env.outbox.post(owner, AskEnded(self._env.control_address, tuple(uids), True))
 
     async def _drop(self, uids: tuple[str, ...]) -> None:
         for uid in uids:

@@ -39,11 +39,11 @@ from onepiece.core.replication_events import (
     SummaryReceived,
     Tick,
 )
-from onepiece.core.routing import NodeRoute
+from onepiece.core.routing import NodeRoute, life_of
 from onepiece.errors import NodeUnreachable, OnePieceError, ResultGone
 from onepiece.limits import MIB
 from onepiece.log import get_logger
-from onepiece.messages import CONTROL_REGION, KIND_COPY, STORE_REGION
+from onepiece.messages import CONTROL_REGION, KIND_COPY, STORE_REGION, Farewell
 from onepiece.node.calls import Calls
 from onepiece.node.control import ControlService
 from onepiece.node.copy_messages import CopiesOffered, CopiesWanted, CopyAnswered, CopyInput
@@ -88,6 +88,8 @@ class ReplicaService:
         self._config = evolve(config or ReplicationConfig(), copies=copies)
         self._machine = ReplicationMachine(node_id=env.node_id, config=self._config)
         self._stores: tuple[StoreNode, ...] = ()
+        self._left: set[str] = set()
+        """Lives of store nodes that have said good-bye, as long as the routes still have them."""
         self._wake = asyncio.Event()
         self._changed = Signal()
         self._bytes_in_hand = 0
@@ -97,7 +99,20 @@ class ReplicaService:
     def attach(self, control: ControlService) -> None:
         """Receive what other store nodes offer and answer."""
         control.on(CopiesOffered, self._on_offered)
+        control.on(Farewell, self._on_farewell)
         self._calls.answered_by(control, CopyAnswered, CopiesWanted)
+
+    def farewell(self) -> None:
+        """Tell the other store nodes that this one leaves: where all leave, no manager may be left to."""
+        table, me = self._env.routes.table, self._env.identity
+        for node in table.nodes:
+            if "store" in node.roles and node.life not in self._left | {me.life}:
+                message = Farewell(me.node_id, me.incarnation)
+                self._env.outbox.post(f"{node.address}/{CONTROL_REGION}", message)
+
+    def _on_farewell(self, message: Farewell) -> None:
+        self._left.add(life_of(message.node_id, message.incarnation))
+        self.routes_changed()
 
     def stored(self, uid: str) -> None:
         """A result or an error was put here first, and is durable."""
@@ -109,10 +124,12 @@ class ReplicaService:
 
     def routes_changed(self) -> None:
         """There is a newer route table."""
+        nodes = [node for node in self._env.routes.table.nodes if "store" in node.roles]
+        self._left &= {node.life for node in nodes}
         stores = tuple(
             StoreNode(node.node_id, node.life, node.state not in {NodeState.DRAINING, NodeState.DRAINED})
-            for node in self._env.routes.table.nodes
-            if "store" in node.roles
+            for node in nodes
+            if node.life not in self._left
         )
         if stores != self._stores:
             self._stores = stores

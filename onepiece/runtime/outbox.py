@@ -19,30 +19,29 @@ import functools
 import random
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
-
-from attrs import frozen
 
 from onepiece._repetitions import Repetitions
 from onepiece.codec import encode_control
 from onepiece.errors import NodeUnreachable, PayloadTooLarge
 from onepiece.limits import (
     CONSUMED_PER_MESSAGE_MAX,
-    CONTROL_BATCH_BYTES_MAX,
-    CONTROL_QUEUE_MAX,
     EXPORTED_BYTES_MAX,
     REPORT_LINGER_SECONDS,
     REPORTS_QUEUED_MAX,
 )
 from onepiece.log import get_logger
 from onepiece.messages import KIND_CONTROL, Consumed
+from onepiece.runtime.control_queue import ControlQueue, control_frame
+from onepiece.runtime.link_view import LinkView
 from onepiece.runtime.reports import Report, ReportQueue
 from transports import (
     Address,
     Bytes,
     ChannelClosed,
+    HttpAnswered,
     IdentityRefused,
     MessageTooLarge,
     Options,
@@ -66,29 +65,6 @@ OpenLink = Callable[[str], AbstractAsyncContextManager[Sender]]
 """Opens the way to an address; entering raises ``TransportError``."""
 
 
-def control_frame(bodies: Iterable[bytes]) -> list[bytes]:
-    """Several control messages as one ring message: each behind its length."""
-    parts: list[bytes] = []
-    for body in bodies:
-        parts += [len(body).to_bytes(4, "little"), body]
-    return parts
-
-
-@frozen
-class LinkView:
-    """A link as it is now."""
-
-    address: str
-    wire: str | None
-    """What carries its bytes, as the transport names it; None: it is not open yet."""
-    not_taken: int
-    """Messages that were sent and that the peer was not seen to take."""
-    queued: int
-    """Control messages and reports that were not sent yet."""
-    lent_bytes: int
-    """Of messages that the peer has not pulled yet."""
-
-
 class _Link:
     """The way to one ring: a sender, what it has not handed over, and queued control messages."""
 
@@ -106,24 +82,25 @@ class _Link:
         self.stop = asyncio.Event()
         self._under_way: OrderedDict[int, tuple[Lost | None, Taken | None]] = OrderedDict()
         """What to call when a message is lost, and when it is taken, by its number."""
-        self._queue: OrderedDict[object, bytes] = OrderedDict()
-        """By what they replace, or by a number of their own."""
+        self._queue = ControlQueue()
         self._reports = ReportQueue()
         self._consumed: list[TakenOutput] = []
         self._wake = asyncio.Event()
         self._taken = asyncio.Event()
-        self._serial = 0
         self._alarm: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
+        self.is_disowned = False
         self.was_refused = False
         """The peer takes nothing from this life of the node any more."""
+        self.http_answered: str | None = None
+        """What was wrong, if the address is that of an HTTP server."""
 
     def close(self) -> None:
         """End the link; one that is still being opened is given up at once."""
         self.stop.set()
         self._taken.set()  # who waits for what is queued waits in vain
         if not self.ready.done():
-            self._fail(ChannelClosed(f"the link to {self.address} was closed"))
+            self._fail(self._closed())
             if self.task is not None:
                 self.task.cancel()
 
@@ -138,6 +115,7 @@ class _Link:
 
     def _notice_taken(self, sender: Sender) -> None:
         """Tell whoever wants to know of the messages that the ring's consumer has."""
+        self._queue.taken(sender.delivered)
         while self._under_way:
             number, (_, on_taken) = next(iter(self._under_way.items()))
             if number >= sender.delivered:
@@ -147,12 +125,7 @@ class _Link:
                 on_taken()
 
     def post(self, body: bytes, replaces: object = None, *, lingers: bool = False) -> None:
-        if replaces is None:
-            self._serial += 1
-            replaces = self._serial
-        self._queue[replaces] = body
-        if len(self._queue) > CONTROL_QUEUE_MAX:
-            self._queue.popitem(last=False)
+        if not self._queue.add(body, replaces):
             self._lost[OVERFLOW] += 1
             get_logger().warning("control_queue_overflow", address=self.address)
         if lingers:
@@ -212,7 +185,7 @@ class _Link:
         """A message waits to be sent; if nobody is there yet, one that no newer one is going to replace."""
         if self.ready.done():
             return bool(self._queue)
-        return any(isinstance(key, int) for key in self._queue)
+        return self._queue.has_lasting
 
     @property
     def is_quiet(self) -> bool:
@@ -241,10 +214,13 @@ class _Link:
                         task.cancel()
         except* TransportError as errors:
             self.was_refused = errors.subgroup(IdentityRefused) is not None
-            self._fail(errors.exceptions[0])
+            error = errors.exceptions[0]
+            self.http_answered = str(error) if isinstance(error, HttpAnswered) else None
+            self._fail(error)
         finally:
             if not self.ready.done():
                 self.ready.cancel()
+            self._tell_lost_words(self._closed())
             if self._alarm is not None:
                 self._alarm.cancel()
 
@@ -258,12 +234,8 @@ class _Link:
             await self._wake.wait()
             self._wake.clear()
             while self._queue:
-                batch, size = [], 0
-                while self._queue and size < CONTROL_BATCH_BYTES_MAX:
-                    _, body = self._queue.popitem(last=False)
-                    batch.append(body)
-                    size += len(body)
-                await sender.send(control_frame(batch), kind=KIND_CONTROL)
+                self._queue.sent(await sender.send(control_frame(self._queue.leave()), kind=KIND_CONTROL))
+            self._notice_taken(sender)
             self._taken.set()
 
     def _fail(self, error: BaseException) -> None:
@@ -272,9 +244,25 @@ class _Link:
         if not self.ready.done():
             self.ready.set_exception(error)
             self.ready.exception()  # seen: nobody may be waiting
-        if self._queue:
-            self._lost[PEER_LOST] += len(self._queue)
-            self._on_lost_words(len(self._queue), str(error))
+        self._tell_lost_words(error)
+
+    def _tell_lost_words(self, error: BaseException) -> None:
+        """Count and log what no consumer was seen to take, or lingered; the second time there is none."""
+        if self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None:
+            self._queue.taken(self.ready.result().delivered)
+        lost = self._queue.lose() + len(self._reports) + len(self._consumed)
+        self._reports, self._consumed = ReportQueue(), []
+        if lost and not self.is_disowned:
+            self._lost[PEER_LOST] += lost
+            self._on_lost_words(lost, str(error))
+
+    def _closed(self) -> ChannelClosed:
+        return ChannelClosed(f"the link to {self.address} was closed")
+
+    def disown(self) -> None:
+        """Nothing of this link is to arrive any more, and nothing of it is told as lost."""
+        self.is_disowned = True
+        self._under_way.clear()
 
     def take_lost(self) -> list[Lost]:
         """What to run for the messages that were not taken, once the link has ended."""
@@ -299,6 +287,8 @@ class Outbox:
         """Control messages that were given up, by the reason."""
         self.on_refused: Callable[[], None] = lambda: None
         """Called when a peer takes nothing from this life of the node any more: it was declared dead."""
+        self.on_http_answered: Callable[[str, str], None] = lambda *_: None
+        """Called with an address at which an HTTP server answers, and what is wrong."""
 
     async def send(
         self,
@@ -412,7 +402,7 @@ class Outbox:
         self._lives += 1
         for address in list(self._links):
             link = self._links.pop(address)
-            link.take_lost()
+            link.disown()
             link.close()
 
     def drop_all(self) -> None:
@@ -454,6 +444,8 @@ class Outbox:
                     self._tasks.create_task(on_lost())
         if link.was_refused and life == self._lives:
             self.on_refused()
+        if link.http_answered is not None:
+            self.on_http_answered(link.address, link.http_answered)
 
 
 @contextlib.asynccontextmanager

@@ -160,10 +160,9 @@ class RequestScheduler:
 
     def _queue(self, stage_task: StageTask) -> None:
         terms = stage_task.header.terms
-        seen = self._times.time(stage_task.node, terms.size_class)
-        expected = 0.0 if seen is None else seen[0]
-        ranked = rank(stage_task.arrived_at, expected, terms.priority)
-        cost = 1.0 if seen is None else expected
+        seen = self._times.mean_seconds(stage_task.node, terms.size_class)
+        ranked = rank(stage_task.arrived_at, 0.0 if seen is None else seen, terms.priority)
+        cost = 1.0 if seen is None else seen
         self._ready.add(stage_task, stage_task.workflow, terms.tenant, ranked, cost)
         self._queued.add((stage_task.uid, stage_task.node))
 

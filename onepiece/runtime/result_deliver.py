@@ -1,8 +1,8 @@
 """ResultDeliver: getting a stage's messages to where they go.
 
 Each message goes to an actor of the next stage: of those that take work the one to which this node
-has the fewest messages under way (``UnderWay``), or, where inputs of several sources must meet, the one
-that the request's owner named when it accepted the request.
+has the fewest messages under way (``UnderWay``), of equals the one picked longest ago, or, where inputs of
+several sources must meet, the one that the request's owner named when it accepted the request.
 
 If the actor cannot be reached, or is lost before it took the message, the message goes to another
 one; if there is none, delivery waits for the manager to place one, for a bounded time, and then the
@@ -11,13 +11,12 @@ request's owner asks for it (``Retainer``).
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, frozen
 
 from onepiece.core.retention import OutputKey
-from onepiece.core.routing import ActorRoute, rendezvous
+from onepiece.core.routing import ActorRoute, first_of, rendezvous
 from onepiece.errors import NodeLost, NodeUnreachable, OnePieceError
 from onepiece.limits import DELIVERY_PATIENCE_SECONDS, LOSSES_PER_MESSAGE_MAX
 from onepiece.messages import (
@@ -59,8 +58,6 @@ class ResultDeliver:
     """Sends messages on behalf of one actor, or of a proxy."""
 
     env: Environment
-    _turns: Counter[str] = field(factory=Counter)
-    """By stage: of two that are sent to by turns each would else get the same one every time."""
 
     async def deliver(self, letters: Mapping[str, Letter]) -> dict[str, str]:
         """Send every message; returns the life of the node that each went to.
@@ -180,8 +177,12 @@ class ResultDeliver:
 
     def choose(self, stage: str) -> ActorRoute | None:
         """An actor for a message that may go to any; None if none takes work."""
-        self._turns[stage] += 1
-        return self.env.routes.table.pick(stage, self.env.under_way.counts, self._turns[stage])
+        under_way = self.env.under_way
+        first = first_of(self.env.node_id)
+        actor = self.env.routes.table.pick(stage, under_way.counts, under_way.picked, first)
+        if actor is not None:
+            under_way.pick(actor.actor_id)
+        return actor
 
     def _deadly(self, letter: Letter) -> OnePieceError:
         uid = letter.target.header.uid

@@ -43,6 +43,25 @@ _SENDING_BYTES: Final = 4096
 """What an output on its way costs beside its own bytes."""
 
 
+class CirclePatience:
+    """How long nothing may arrive before a stage goes on without room.
+
+    Where something has arrived since the last one went on, that was a circle of full inboxes, and is likely
+    to be one again: the next one waits half as long, down to ``CIRCLE_SECONDS / 64``. Where nothing has, it
+    is the whole time again, so that no memory is filled with what cannot be sent.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = CIRCLE_SECONDS
+        self._arrived = 0
+
+    def goes_on(self, arrived: int) -> None:
+        """A stage goes on; so many outputs have arrived so far."""
+        shorter = max(self.seconds / 2, CIRCLE_SECONDS / 64)
+        self.seconds = shorter if arrived > self._arrived else CIRCLE_SECONDS
+        self._arrived = arrived
+
+
 class Retainer:
     """The outputs of one node; ``spill`` is None where nothing may be written to disk."""
 
@@ -59,6 +78,7 @@ class Retainer:
         """Is told of each output that is let go of."""
         self._arrived = 0
         """Outputs, so far."""
+        self._patience = CirclePatience()
         self._targets: dict[OutputKey, Target] = {}
         self._names: dict[OutputKey, str] = {}
         self._serial = itertools.count()
@@ -66,15 +86,17 @@ class Retainer:
     async def room(self) -> None:
         """Wait until stages may take new work.
 
-        Where nothing that is on its way has arrived for ``CIRCLE_SECONDS``, it may wait for room in the very
-        inbox that the caller is to empty: that one goes on, with one more output than there is room for.
+        Where nothing that is on its way has arrived for long (``CirclePatience``), it may wait for room in
+        the very inbox that the caller is to empty: that one goes on, with one more output than there is
+        room for.
         """
         while not self._has_room():
             arrived = self._arrived
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CIRCLE_SECONDS):
+                async with asyncio.timeout(self._patience.seconds):
                     await self._room.wait_for(self._has_room)
             if arrived == self._arrived and self._table.has_room:
+                self._patience.goes_on(arrived)
                 return
 
     def _has_room(self) -> bool:
@@ -225,8 +247,9 @@ class Retainer:
         except OnePieceError as error:
             get_logger().warning("retained_output_not_spilled", output=str(key), error=error.message)
             self._table.spill_failed(key)
-            return
-        self._carry_out(self._table.spilled(key))
+        else:
+            self._carry_out(self._table.spilled(key))
+        self._room.notify()
 
     async def _remove(self, key: OutputKey) -> None:
         assert self._spill is not None

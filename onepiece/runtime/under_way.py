@@ -2,14 +2,17 @@
 
 A message counts for its actor from its sending until the actor's stage has handed on what it made of it: an
 output until its retainer lets go of it, a request's inputs until their stage is reported finished. Both are
-told a moment late (``REPORT_LINGER_SECONDS``), and for all actors alike. What other nodes have sent there is
-not known here; nor is a message that nobody retains, which counts only while it is sent.
+told a moment late (``REPORT_LINGER_SECONDS``, and for an output another look at its target's ring), and for
+all actors alike. A join counts at its request's owner like inputs, from when that one chose where it meets.
+What other nodes have sent there is not known here; nor is a message that nobody retains, which counts only
+while it is sent.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 
 from onepiece.core.retention import OutputKey
+from onepiece.limits import ACTORS_PICKED_MAX
 
 
 class UnderWay:
@@ -19,11 +22,26 @@ class UnderWay:
         self._counts: Counter[int] = Counter()
         self._actors: dict[str, dict[OutputKey, int]] = {}
         """By UID, so that a request that ends leaves nothing."""
+        self._picked: dict[int, int] = {}
+        self._picks = 0
 
     @property
     def counts(self) -> Mapping[int, int]:
         """How many messages each actor has; who is absent has none."""
         return self._counts
+
+    @property
+    def picked(self) -> Mapping[int, int]:
+        """When each actor was picked last, counted in picks; in this order."""
+        return self._picked
+
+    def pick(self, actor_id: int) -> None:
+        """An actor is chosen for a message; of very many the one picked longest ago is forgotten."""
+        self._picks += 1
+        self._picked.pop(actor_id, None)
+        self._picked[actor_id] = self._picks
+        if len(self._picked) > ACTORS_PICKED_MAX:
+            del self._picked[next(iter(self._picked))]
 
     def __len__(self) -> int:
         return sum(map(len, self._actors.values()))
@@ -31,6 +49,7 @@ class UnderWay:
     def sent(self, key: OutputKey, actor_id: int) -> None:
         """A message goes to an actor; one that went elsewhere before does not count there any more."""
         self.done(key)
+        self.pick(actor_id)
         self._actors.setdefault(key.uid, {})[key] = actor_id
         self._counts[actor_id] += 1
 

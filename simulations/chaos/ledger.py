@@ -40,6 +40,8 @@ class Submission:
     """None until it is accepted."""
     end: str | None = None
     """``FINISHED``, or the name of the error it ended in."""
+    refusals: int = 0
+    """How often its submission was tried in vain before it was accepted."""
     is_corrupt: bool = False
     trouble: list[str] = field(factory=list)
     """Why it is lost, or duplicated, in words."""

@@ -97,6 +97,7 @@ class Stream:
             except (*_TRANSIENT, UnknownRequest) as error:
                 if isinstance(error, UnknownRequest):
                     submission.trouble.append(f"{error}")
+                submission.refusals += handle is None
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
             except (RequestFailed, ResultGone) as error:

@@ -2,6 +2,10 @@
 
 Rates are of requests that were done within a part of the run, and so are latencies: a request that is done
 behind the part's end counts in neither.
+
+The set is chaotic: times that differ by a millisecond let another request be first somewhere, and all is
+different from there on. So the simulated side is the mean of several runs, which differ in what they draw.
+The least and the largest P95 among them say how far one run, the real one too, may be off by chance.
 """
 
 import itertools
@@ -31,8 +35,17 @@ class Side:
     @classmethod
     def of(cls, latencies: Sequence[float], seconds: float) -> "Side":
         """Of the requests that were done in so many seconds."""
-        mean = sum(latencies) / len(latencies) if latencies else math.nan
+        mean = _mean(latencies) if latencies else math.nan
         return cls(len(latencies) / seconds, quantile(latencies, 0.95), mean)
+
+    @classmethod
+    def mean_of(cls, sides: "Sequence[Side]") -> "Side":
+        """The mean of each value."""
+        return cls(
+            _mean([side.rate for side in sides]),
+            _mean([side.p95_seconds for side in sides]),
+            _mean([side.mean_seconds for side in sides]),
+        )
 
 
 @frozen
@@ -45,6 +58,9 @@ class Row:
     requests: int
     real: Side
     simulated: Side
+    """The mean of its runs."""
+    p95_range: tuple[float, float]
+    """The least and the largest of its runs' P95."""
 
     @property
     def rate_difference(self) -> float:
@@ -93,10 +109,11 @@ def simulate(
     delays: Delays,
     run: LoadRun,
     seconds: float,
+    seed: int = 0,
 ) -> Finishes:
     """Let a run's recorded arrivals pass through the simulated set."""
     instances = instances_of(places)
-    options = WorldOptions(gpus=len(places), moves=False, delays=delays, places=tuple(places))
+    options = WorldOptions(gpus=len(places), moves=False, delays=delays, places=tuple(places), seed=seed)
     world = World(model, demands, instances, options)
     record = world.record = Finishes(tuple(instances), len(places))
     world.run(run.arrivals(), seconds)
@@ -111,15 +128,20 @@ def instances_of(places: Sequence[Place]) -> dict[str, int]:
     return found
 
 
-def compared(name: str, load: float, run: LoadRun, simulated: Finishes, begin: float, end: float) -> Row:
-    """One part of a run on both sides."""
+def compared(
+    name: str, load: float, run: LoadRun, simulated: Sequence[Finishes], begin: float, end: float
+) -> Row:
+    """One part of a run on both sides; ``simulated`` are all runs of the simulated set."""
     real = run.latencies(begin, end)
+    sides = [Side.of(each.latencies(begin, end), end - begin) for each in simulated]
+    p95s = [side.p95_seconds for side in sides]
     return Row(
         name,
         load,
         len(real),
         Side.of(real, end - begin),
-        Side.of(simulated.latencies(begin, end), end - begin),
+        Side.mean_of(sides),
+        (min(p95s), max(p95s)),
     )
 
 
@@ -128,7 +150,7 @@ def delays_of(
     demands: Sequence[Demand],
     samples: Sequence[Sample],
     crowd: Sequence[Sample],
-    news: float,
+    news: tuple[float, float],
 ) -> Delays:
     """What passes beside the stages' times, as means.
 
@@ -137,7 +159,7 @@ def delays_of(
         demands: By number.
         samples: Requests that waited for nobody.
         crowd: Requests that came at once: where they wait, a worker turns from one to the next.
-        news: Taken as it is.
+        news: Taken as they are: of other nodes, and of the proxy.
     """
     entry, hop, leave = [], [], []
     for sample in samples:
@@ -148,7 +170,7 @@ def delays_of(
             else:
                 entry.append(spans[step.name].begun_at - sample.submitted_at)
         leave.append(sample.done_at - max(span.ended_at for span in spans.values()))
-    return Delays(_mean(entry), _mean(hop), _mean(leave), _mean(turns_of(model, demands, crowd)), news)
+    return Delays(_mean(entry), _mean(hop), _mean(leave), _mean(turns_of(model, demands, crowd)), *news)
 
 
 def turns_of(model: CapacityModel, demands: Sequence[Demand], samples: Sequence[Sample]) -> list[float]:

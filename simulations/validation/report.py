@@ -56,9 +56,10 @@ class Validation:
 
     def told(self) -> str:
         """A table, and what may explain it."""
+        names = ("run", "requests", "done, real", "simulated", "difference", "P95, real", "simulated, mean")
         lines = [
-            "| run | requests | done, real | simulated | difference | P95, real | simulated | difference |",
-            "|---|---|---|---|---|---|---|---|",
+            f"| {' | '.join((*names, 'its runs', 'difference'))} |",
+            "|---|---|---|---|---|---|---|---|---|",
         ]
         lines += [_line(row) for row in self.rows]
         delays = ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in asdict(self.delays).items())
@@ -161,6 +162,7 @@ def _line(row: Row) -> str:
     return (
         f"| {row.name} | {row.requests} | {real.rate:.2f}/s | {simulated.rate:.2f}/s "
         f"| {row.rate_difference:+.1%} | {real.p95_seconds:.2f} s | {simulated.p95_seconds:.2f} s "
+        f"| {row.p95_range[0]:.2f} to {row.p95_range[1]:.2f} s "
         f"| {row.p95_difference:+.1%} |"
     )
 

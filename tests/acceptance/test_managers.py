@@ -16,8 +16,18 @@ from onepiece.coordination import parse_coordination
 from onepiece.coordination._etcd_client import EtcdClient, open_client
 from simulations.chaos.ledger import judge
 from simulations.chaos.requests import Load, Stream
-from tests.acceptance.node_set import DEVICE, READY_SECONDS, NodeProcess, NodeSet, open_set, run_node
-from tests.etcd_server import EtcdServer, needs_etcd, run_etcd
+from simulations.etcd_process import EtcdServer, run_etcd
+from stages.synthetic import expected_digest
+from tests.acceptance.node_set import (
+    DEVICE,
+    READY_SECONDS,
+    NodeProcess,
+    NodeSet,
+    eventually,
+    open_set,
+    run_node,
+)
+from tests.etcd_server import needs_etcd
 
 LOAD = Load(
     rate=4.0,
@@ -127,6 +137,26 @@ async def test_the_leader_is_killed_twice_under_load(tmp_path: Path) -> None:
     assert verdict.holds, [each.trouble for each in stream.submissions if each.trouble]
     assert verdict.finished == verdict.submitted > 0
     assert not verdict.failed
+
+
+@pytest.mark.timeout(240)
+def test_work_goes_on_while_nobody_leads(tmp_path: Path) -> None:
+    """The only manager is killed: what runs ends, and what comes afterwards is accepted and runs, too."""
+    with open_set(tmp_path) as a_set:
+        manager = a_set.start("--roles", "manager", "--workflow", "stages.synthetic:chain", "--workers", "1")
+        joining = ("--join", manager.address)
+        proxy = a_set.start("--roles", "proxy,store", *joining)
+        a_set.start("--roles", "worker", *joining, "--devices", DEVICE)
+        api = a_set.api(proxy)
+        eventually(lambda: api.readiness()["ready"], "every stage is loaded")
+        running = api.submit("chain", {"seconds": [0.0, 1.0, 0.0]})
+        eventually(lambda: api.status(running)["stages"].get("second") == "running", "it is amid a stage")
+        manager.kill()
+        assert api.status(running)["state"] == "running"
+        assert api.result(running).digest == expected_digest("chain")
+        for _ in range(3):
+            assert api.run("chain").digest == expected_digest("chain")
+        assert not manager.is_running
 
 
 def test_without_etcd_a_manager_does_not_start() -> None:

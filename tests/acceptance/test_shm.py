@@ -29,8 +29,18 @@ def memories(process: NodeProcess) -> Counter[int]:
     return found
 
 
-def test_nodes_of_a_host_share_memory_unasked(on_one_host: NodeSet) -> None:
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.full)])
+def test_nodes_of_a_host_share_memory_unasked(on_one_host: NodeSet, kills: int) -> None:
     """Payloads arrive through other nodes' memory; what a killed node lent is let go of (fault 67)."""
+    for _ in range(kills):
+        kill_one_that_lends(on_one_host)
+    outcome = on_one_host.api().run("diamond", {"payload_bytes": 2_000_000, "seed": 5})
+    assert outcome.digest == expected_digest("diamond", 2_000_000, seed=5)
+
+
+def kill_one_that_lends(on_one_host: NodeSet) -> None:
+    """Kill a worker whose memory others have mapped: they let go of it, and another one takes its place."""
     seed, (killed, living), api = on_one_host.seed, on_one_host.workers, on_one_host.api()
     outcome = api.run("diamond", {"payload_bytes": 3_000_000, "seed": 1})
     assert outcome.digest == expected_digest("diamond", 3_000_000, seed=1)
@@ -43,5 +53,3 @@ def test_nodes_of_a_host_share_memory_unasked(on_one_host: NodeSet) -> None:
     )
     on_one_host.start_worker()
     on_one_host.wait_ready()
-    outcome = api.run("diamond", {"payload_bytes": 2_000_000, "seed": 5})
-    assert outcome.digest == expected_digest("diamond", 2_000_000, seed=5)

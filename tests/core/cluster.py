@@ -102,6 +102,11 @@ class SimulatedNode:
                 address = f"{self.info.address}/actor/{actor_id}"
                 self.actors[actor_id] = evolve(report, state=ActorState.READY, address=address)
 
+    def finish_draining(self) -> None:
+        """Every actor that drains is gone."""
+        states = self.actors.items()
+        self.actors = {each: report for each, report in states if report.state is not ActorState.DRAINING}
+
     def fail(self, actor_id: int, error: str) -> None:
         """An actor fails."""
         self.actors[actor_id] = evolve(self.actors[actor_id], state=ActorState.FAILED, error=error)
@@ -121,6 +126,8 @@ class Cluster:
     nodes: dict[str, SimulatedNode] = field(factory=dict)
     stored: ManagerState = field(factory=ManagerState)
     loses_orders: bool = False
+    drains_slowly: bool = False
+    """What an actor holds is not finished before the test says so."""
     loses_routes: bool = False
     expelled: list[Expel] = field(factory=list)
     manager: ManagerMachine = field(init=False)
@@ -197,7 +204,9 @@ class Cluster:
             case SendUnassign(node_id, incarnation, stop) if not self.loses_orders:
                 node = self.nodes.get(node_id)
                 if node is not None and node.info.incarnation == incarnation:
-                    node.actors.pop(stop.actor_id, None)
+                    gone = node.actors.pop(stop.actor_id, None)
+                    if gone is not None and self.drains_slowly:
+                        node.actors[stop.actor_id] = evolve(gone, state=ActorState.DRAINING)
             case PublishRoutes(table) if not self.loses_routes:
                 for node in self.nodes.values():
                     node.take_routes(table)

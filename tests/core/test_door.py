@@ -223,7 +223,7 @@ _STAGES = (SimStage(1.0, 4, 0.1), SimStage(5.0, 20, 0.1), SimStage(1.0, 4, 0.1))
 
 @pytest.mark.parametrize("load", [0.5, 2.0, 5.0])
 def test_accepted_requests_are_quick_and_the_stages_busy(load: float) -> None:
-    """Below, at twice and at five times what the set can do: nobody waits long, nearly nothing is wasted."""
+    """Below, at twice and five times what the set can do: nobody waits long, nothing is wasted (fault 82)."""
     setting = Setting(_STAGES, seconds=120.0, warm_seconds=40.0)
     unloaded = run(setting, [Source(0.05)])
     loaded = run(setting, [Source(load)])
@@ -232,10 +232,10 @@ def test_accepted_requests_are_quick_and_the_stages_busy(load: float) -> None:
 
 
 def test_a_tenant_that_insists_gets_no_more() -> None:
-    """Eight times as many requests as another's get no more than their half; weights are kept."""
+    """Ten times as many requests as another's get no more than their half; weights are kept (fault 135)."""
     setting = Setting(_STAGES, seconds=60.0, warm_seconds=30.0)
-    equal = run(setting, [Source(8.0, 0, Terms("loud")), Source(1.0, 0, Terms("quiet"))])
-    assert equal.finished_by["quiet/0"] >= 0.8 * equal.finished_by["loud/0"]
+    equal = run(setting, [Source(10.0, 0, Terms("loud")), Source(1.0, 0, Terms("quiet"))])
+    assert equal.finished_by["quiet/0"] == pytest.approx(equal.finished_by["loud/0"], rel=0.1)
     rules = AdmissionRules(wait_factor=0.2, weights=Weights(tenants={"gold": 3.0}))
     weighted = run(
         Setting(_STAGES, rules, seconds=80.0, warm_seconds=30.0),

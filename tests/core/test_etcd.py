@@ -26,8 +26,9 @@ from onepiece.errors import ConfigError, LeadershipLost, StoreFull
 from onepiece.node.leadership import opening_coordinator
 from onepiece.node.options import read_options
 from onepiece.node.parts import NodeParts
+from simulations.etcd_process import EtcdServer, run_etcd
 from tests.core.cluster import make_need, make_workflow
-from tests.etcd_server import EtcdServer, needs_etcd, run_etcd
+from tests.etcd_server import needs_etcd
 
 pytestmark = needs_etcd
 _CERTIFICATES = Path(__file__).parents[1] / "transports" / "certificates"

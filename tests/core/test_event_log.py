@@ -15,7 +15,7 @@ KINDS = [EventKind.QUEUED, EventKind.STAGE_STARTED, EventKind.PROGRESS, EventKin
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 300)), max_size=60))
 def test_no_event_that_matters_is_dropped(told: list[tuple[EventKind, int]]) -> None:
-    """Whatever comes, in order, with gaps for progress alone; the newest is there; the bytes add up."""
+    """Whatever comes, in order, gaps are progress alone; the newest is there; sums are right (fault 109)."""
     log = EventLog("r", count_max=12, bytes_max=4000)
     lossy_bytes = 0
     for kind, length in told:

@@ -200,3 +200,17 @@ def test_shares_are_the_whole(wanted: dict[str, float]) -> None:
         assert found[proxy] >= min(wants, 1 / len(wanted)) - 1e-9
         assert all(found[proxy] == pytest.approx(found[o]) for o, same in wanted.items() if same == wants)
     assert shares({}) == {}
+
+
+def test_the_mean_alone_is_that_of_both() -> None:
+    """Of a class, of the whole stage where the class was not seen, with what others say, and of nothing."""
+    live = LiveTimes()
+    assert live.mean_seconds("a", "s") is None
+    live.note("a", "s", 1.0)
+    live.note("a", "l", 4.0)
+    for heard in ((), (SeenTime("a", "s", 9.0, 0.0, 3),)):
+        live.hear("other", heard)
+        for size_class in ("s", "l", "m"):
+            seen = live.time("a", size_class)
+            assert seen is not None
+            assert live.mean_seconds("a", size_class) == pytest.approx(seen[0])

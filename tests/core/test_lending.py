@@ -8,6 +8,7 @@ from onepiece.core.lending import (
     DeviceReleased,
     DeviceTaken,
     JobEnded,
+    JobState,
     KillJob,
     LeaveJob,
     LendingBounds,
@@ -44,6 +45,22 @@ class Lending:
         self.now = moment
         done, self.done = self.done, []
         return done
+
+
+def test_what_becomes_of_a_job_is_told_with_for_how_long() -> None:
+    """None, running, stopping, killed, left: each since it came to be so."""
+    lending = Lending()
+    lending.until(35.0)
+    assert lending.machine.states(lending.now) == {GPU: (JobState.RUNNING, 5.0)}
+    lending.tell(DeviceTaken(GPU))
+    lending.until(37.0)
+    assert lending.machine.states(lending.now) == {GPU: (JobState.STOPPING, 2.0)}
+    lending.until(41.0)
+    assert lending.machine.states(lending.now) == {GPU: (JobState.KILLED, 1.0)}
+    lending.until(44.0)
+    assert lending.machine.states(lending.now) == {GPU: (JobState.LEFT, 2.0)}
+    lending.tell(JobEnded(GPU))
+    assert lending.machine.states(lending.now) == {GPU: (JobState.NONE, 0.0)}
 
 
 def test_a_job_begins_where_no_actor_has_been_for_a_while() -> None:

@@ -48,10 +48,15 @@ def test_a_late_heartbeat_counts_before_the_lease() -> None:
 
 
 def test_nobody_expires_at_start() -> None:
-    """A manager that has heard nobody declares nobody dead, however late it is (fault 37)."""
+    """However late it is, a lease begins when a node is first heard; before, nobody has one (fault 37)."""
     machine = _machine()
     assert machine.next_deadline(0.0) is None
-    assert machine.handle(Tick(), 1e9) == []
+    late = 1e9
+    assert machine.handle(Tick(), late) == []
+    assert machine.handle(HeartbeatReceived(make_node("a")), late) == [NodeJoined(make_node("a"))]
+    machine.check_invariants()
+    machine.handle(Tick(), late + machine.config.suspect_seconds)
+    assert machine.members["a"].state is NodeState.SUSPECT, "it has all of its lease"
 
 
 def test_full_set_refuses_a_further_node() -> None:

@@ -5,6 +5,7 @@ from attrs import define, evolve, field
 
 from onepiece.core import ActorLife, DemandChanged, PlacementMachine, WorkflowWithdrawn
 from onepiece.core.capacity import CapacityModel, WorkflowShape
+from onepiece.core.give_back import GiveBack, GiveBackPolicy
 from onepiece.core.inventory import DeviceKind
 from onepiece.core.move_board import DeviceInfo, PlacedActor
 from onepiece.core.moves import Move, MovePolicy
@@ -38,6 +39,7 @@ class _Set:
     actors: dict[int, PlacedActor] = field(factory=dict)
     ready_at: dict[int, float] = field(factory=dict)
     moves: list[tuple[float, Move]] = field(factory=list)
+    given_back: list[tuple[float, GiveBack]] = field(factory=list)
     now: float = 0.0
     seconds: float = 0.2
     """What a request takes."""
@@ -74,6 +76,9 @@ class _Set:
                 assert isinstance(effect, OrderMoves)
                 for move in effect.decision.moves:
                     self._carry_out(move)
+                for give in effect.decision.gives_back:
+                    self.given_back.append((self.now, give))
+                    del self.actors[give.actor_id]
                 self._tell_set()
 
     def _arrivals(self, rate: float) -> int:
@@ -115,6 +120,48 @@ def test_a_steady_load_between_two_ratios_moves_nothing_to_and_fro(seed: int, se
     cluster = _Set(seed=seed, seconds=seconds)
     cluster.run(3600, 3.0, 4.0)
     assert len(cluster.moves) <= 1
+
+
+@pytest.mark.parametrize(("seed", "seconds"), [(0, 0.1), (1, 1.0), (2, 10.0)])
+def test_a_load_that_falls_and_rises_is_followed_without_flapping(seed: int, seconds: float) -> None:
+    """Two hours by halves: in the quiet ones x gives back and takes nothing, else it is the reverse."""
+    cluster = _Set(seed=seed, seconds=seconds)
+    for turn in range(2):
+        given_back, moved = len(cluster.given_back), len(cluster.moves)
+        cluster.run(1800, 3.0, 2.0)
+        assert cluster.count("x") >= 4
+        assert len(cluster.given_back) == given_back
+        assert {move.stage for _, move in cluster.moves[moved:]} == ({"x"} if turn else set())
+        moved = len(cluster.moves)
+        cluster.run(1800, 0.2, 2.0)
+        assert {give.stage for _, give in cluster.given_back[given_back:]} == {"x"}
+        assert cluster.count("x") < 4
+        assert len(cluster.moves) == moved
+    assert all(not move.replaces for _, move in cluster.moves)
+
+
+@pytest.mark.parametrize(("seed", "seconds"), [(0, 0.1), (1, 1.0), (2, 1.0), (3, 10.0), (4, 30.0)])
+@pytest.mark.parametrize("x", [0.55, 0.7, 1.2])
+def test_a_steady_low_load_gives_back_once(seed: int, seconds: float, x: float) -> None:
+    """One hour near where one instance less would just do: what is given back is not taken again."""
+    cluster = _Set(seed=seed, seconds=seconds)
+    cluster.run(3600, x, 2.0)
+    gone = {give.stage for _, give in cluster.given_back}
+    assert gone.isdisjoint(move.stage for _, move in cluster.moves)
+    assert gone == {"x"} or seconds > 1.0, "few requests say too little"
+
+
+def test_without_patience_it_would_give_back_and_take() -> None:
+    """The same hour with none, and with no regard to chance: the test above can fail."""
+    hasty = RebalancePolicy(
+        windows_seconds=(30.0,),
+        sustain_seconds=0.0,
+        release_seconds=0.0,
+        give_back=GiveBackPolicy(utilisation_release=0.8, confidence=0.0),
+    )
+    cluster = _Set(hasty, seed=1, seconds=1.0)
+    cluster.run(3600, 0.7, 2.0)
+    assert len(cluster.moves) > 3
 
 
 def test_without_patience_it_would_flap() -> None:

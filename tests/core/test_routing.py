@@ -22,7 +22,7 @@ from onepiece.core import (
     diff,
     rendezvous,
 )
-from onepiece.core.routing import next_table
+from onepiece.core.routing import first_of, next_table
 from onepiece.messages import PublishedRoutes
 
 _DEVICE = Device("cpu:0", DeviceKind.CPU, 1 << 34)
@@ -86,26 +86,44 @@ def test_later_manager_beats_more_tables() -> None:
 def test_pick_takes_the_least_busy() -> None:
     """The actor with the fewest outstanding messages is picked; one that is unknown has none."""
     table = _table(_actor(1), _actor(2, node=2))
-    picked = table.pick("module:denoise", {1: 3}, turn=0)
+    picked = table.pick("module:denoise", {1: 3}, {}, first=0)
     assert picked is not None
     assert picked.actor_id == 2
 
 
-def test_pick_takes_equals_in_turn() -> None:
-    """Equally busy actors are picked one after the other."""
+def test_pick_takes_of_equals_the_one_picked_longest_ago() -> None:
+    """Whether nothing is under way to them or as much to each; never is longest of all."""
     table = _table(_actor(1), _actor(2, node=2), _actor(3))
-    picked = [table.pick("module:denoise", {}, turn) for turn in range(6)]
-    assert [actor.actor_id for actor in picked if actor is not None] == [1, 2, 3, 1, 2, 3]
+    for outstanding in ({}, {1: 2, 2: 2, 3: 2}):
+        picked = table.pick("module:denoise", outstanding, {1: 8, 2: 5, 3: 9}, first=0)
+        assert picked is not None
+        assert picked.actor_id == 2
+        never = table.pick("module:denoise", outstanding, {1: 8, 2: 5}, first=0)
+        assert never is not None
+        assert never.actor_id == 3
+
+
+def test_senders_begin_at_different_actors() -> None:
+    """Who has picked nothing yet begins where its own number says, and goes on behind that."""
+    table = _table(_actor(1), _actor(2, node=2), _actor(3))
+    for first in range(6):
+        picked: dict[int, int] = {}
+        for number in range(6):
+            actor = table.pick("module:denoise", {}, picked, first)
+            assert actor is not None
+            assert actor.actor_id == (first + number) % 3 + 1
+            picked[actor.actor_id] = number + 1
+    assert len({first_of(f"node-{number}") % 3 for number in range(9)}) == 3
 
 
 def test_pick_avoids_suspects_while_it_can() -> None:
     """An actor on a suspect node is picked only if all others are, too; it still is a meeting point."""
     table = _table(_actor(1), _actor(2, node=2), nodes=(_node(1, "suspect"), _node(2)))
-    picked = table.pick("module:denoise", {2: 50}, turn=0)
+    picked = table.pick("module:denoise", {2: 50}, {}, first=0)
     assert picked is not None
     assert picked.actor_id == 2
     all_suspect = _table(_actor(1), nodes=(_node(1, "suspect"),))
-    assert all_suspect.pick("module:denoise", {}, turn=0) is not None
+    assert all_suspect.pick("module:denoise", {}, {}, first=0) is not None
     assert {a.actor_id for a in table.actors_for("module:denoise")} == {1, 2}
 
 
@@ -122,7 +140,7 @@ def test_others_get_nothing(state: ActorState) -> None:
     """An actor that loads or failed takes no work, and nobody meets there."""
     table = _table(_actor(1, state=state))
     assert table.actors_for("module:denoise") == ()
-    assert table.pick("module:denoise", {}, turn=0) is None
+    assert table.pick("module:denoise", {}, {}, first=0) is None
     assert table.meeting_point("module:denoise", "uid") is None
 
 

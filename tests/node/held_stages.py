@@ -27,6 +27,14 @@ async def holding(ctx: StageContext[None], is_held: bool) -> str:
     return "done"
 
 
+@stage(isolation="loop", instances=2)
+async def meeting(ctx: StageContext[None], is_held: bool, other: bool) -> str:
+    """The same behind two stages."""
+    if is_held:
+        await let_go.wait()
+    return "done"
+
+
 @workflow
 def at_once(is_held: bool) -> str:
     """The proxy chooses the instance."""
@@ -37,3 +45,9 @@ def at_once(is_held: bool) -> str:
 def behind(is_held: bool) -> str:
     """The node of the stage before it does."""
     return holding(passing(is_held))
+
+
+@workflow
+def joined(is_held: bool) -> str:
+    """The proxy chooses where the outputs of two stages meet."""
+    return meeting(passing(is_held), passing(is_held))

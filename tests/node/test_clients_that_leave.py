@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 import onepiece
 from onepiece.client import Client
+from onepiece.log import get_logger
 from onepiece.requests import EventKind, RequestState
 from tests.node import waiting_stages
 from tests.node.in_process import open_nodes
@@ -95,3 +98,48 @@ async def test_a_stage_stops_when_its_client_leaves(tmp_path: Path) -> None:
         assert await next_one.result() == "next, slowly, shown"
         assert waiting_stages.steps["lost"] == 1
         assert (await handle.status()).state is RequestState.CANCELLED
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+async def test_a_minute_of_clients_that_retry(tmp_path: Path) -> None:
+    """Clients of one second's patience at a stage of ten: no more runs at once than workers (fault 100).
+
+    How late the node's loop was meanwhile is logged (``pytest -s``).
+    """
+    late: list[float] = []
+
+    async def watch() -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + 0.01
+            await asyncio.sleep(0.01)
+            late.append(loop.time() - due)
+
+    async with served(tmp_path) as client, asyncio.TaskGroup() as tasks:
+        most = 0
+
+        async def impatient(name: str) -> None:
+            nonlocal most
+            for turn in range(60):
+                handle = await client.submit("film", {"name": f"{name}, try {turn}"})
+                with suppress(TimeoutError):
+                    async with (
+                        asyncio.timeout(1.0),
+                        aclosing(handle.events(cancel_on_disconnect=True)) as events,
+                    ):
+                        async for _ in events:
+                            most = max(most, len(waiting_stages.running))
+
+        watching = tasks.create_task(watch())
+        async with asyncio.TaskGroup() as clients:
+            for number in range(20):
+                clients.create_task(impatient(f"client {number}"))
+        await none_alive(client)
+        watching.cancel()
+        begun = sum(waiting_stages.begun.values())
+    late.sort()
+    p99, worst = (round(late[at], 3) for at in (-len(late) // 100, -1))
+    get_logger().info("retries", runs=begun, at_once=most, loop_late_p99=p99, loop_late_worst=worst)
+    assert 0 < most <= 2
+    assert begun <= 1200

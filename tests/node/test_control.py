@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from onepiece.codec import CodecError, encode_control
 from onepiece.messages import CONTROL_REGION, KIND_CONTROL, KIND_RESULT, Farewell, PurgeResult
 from onepiece.node.control import ControlService, split_frame
+from onepiece.runtime.control_queue import control_frame
 from onepiece.runtime.environment import Inboxes
-from onepiece.runtime.outbox import control_frame
 from transports import Address, Options, Receiver, open_sender, transport_for
 
 

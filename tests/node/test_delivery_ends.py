@@ -1,6 +1,7 @@
 """How requests end: cancelled at each moment, told by any proxy, poisoned, submitted twice."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import onepiece
 from onepiece.client import Client
 from onepiece.errors import RequestCancelled, UnknownRequest
-from onepiece.requests import RequestState
+from onepiece.requests import EventKind, RequestState
 from tests.node import hop_stages
 from tests.node.hop_crashes import HopSet, Trap, open_hop_set, set_trap
 from tests.node.proxy_set import until
@@ -56,16 +57,30 @@ async def test_cancel(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert (await one.submit("film", {"text": "next"}, timeout=40)) is not None
 
 
-@pytest.mark.timeout(90)
-async def test_cancel_races_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("tries", "at_once"), [(TRIES, 1), pytest.param(10_000, 8, marks=pytest.mark.full)])
+async def test_cancel_races_completion(
+    tries: int, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whichever comes first wins, and what the owner said once it says always (fault 107)."""
-    async with ready_set(tmp_path, Trap("never"), monkeypatch) as (_, one, _):
-        for turn in range(TRIES):
-            handle = await one.submit("film", {"text": "ahoy"}, timeout=40)
-            await asyncio.sleep(0.002 * turn)
-            told = await handle.cancel()
-            assert told.state.is_final
-            assert (await handle.wait()).state is told.state
+    turns = iter(range(tries))
+    ends: Counter[RequestState] = Counter()
+    async with ready_set(tmp_path, Trap("never"), monkeypatch) as (a_set, one, _):
+
+        async def race() -> None:
+            for turn in turns:
+                handle = await one.submit("film", {"text": "ahoy"}, timeout=40)
+                await asyncio.sleep(0.002 * (turn % TRIES))
+                told = await handle.cancel()
+                assert told.state.is_final
+                assert (await handle.wait()).state is told.state
+                ends[told.state] += 1
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(at_once):
+                tasks.create_task(race())
+        assert ends.total() == tries
+        await until(lambda: not a_set.retained_sources())
 
 
 @pytest.mark.timeout(90)
@@ -86,6 +101,9 @@ async def test_any_proxy_tells_the_end(tmp_path: Path, monkeypatch: pytest.Monke
         await a_set.die("proxy-1")
         assert (await other.attach(cancelled.uid).wait()).state is RequestState.CANCELLED
         assert (await other.attach(finished.uid).wait()).state is RequestState.FINISHED
+        [end] = [event async for event in other.attach(finished.uid).events(after=7)]
+        assert end.kind is EventKind.FINISHED
+        assert [event async for event in other.attach(finished.uid).events(after=end.sequence)] == []
 
 
 @pytest.mark.timeout(90)

@@ -25,6 +25,7 @@ from onepiece.messages import (
     CONTROL_REGION,
     STORE,
     AskEnded,
+    ReleaseRequests,
     RequestErrored,
     ResultDescribed,
     ResultInput,
@@ -454,3 +455,35 @@ async def test_the_record_is_kept_until_the_error_is_stored(
             await asyncio.sleep(0.01)
         trap.let_go.set()
         assert (await proxy._results.describe(accepted.uid)).state is RequestState.CANCELLED
+
+
+@pytest.mark.timeout(120)
+async def test_a_release_drops_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is told to let go of outputs while an error is being stored keeps the record.
+
+    The owner may die before that is done: then another proxy goes on from the record.
+    """
+    monkeypatch.setattr("onepiece.runtime.environment.STORES_RETURN_SECONDS", 0.0)
+    monkeypatch.setattr("onepiece.node.store_service._EXPIRE_SECONDS", 0.05)
+    monkeypatch.setattr("onepiece.node.record_service._LOOKS_PER_QUESTION", 1)
+    trap, asked, answer = Trap("running"), [0], EndedRequests._answer
+    set_trap(trap, monkeypatch)
+
+    async def counted(self: EndedRequests, ask: AskEnded) -> None:
+        await answer(self, ask)
+        asked[0] += ask.of_records
+
+    monkeypatch.setattr(EndedRequests, "_answer", counted)
+    async with open_hop_set(tmp_path, trap) as a_set, asyncio.timeout(REQUEST_SECONDS):
+        proxy = a_set.living["proxy-1"].node.proxy
+        assert proxy is not None
+        accepted = await proxy.submit("film", {"text": "ahoy"}, timeout_seconds=60.0, key=None)
+        await trap.caught.wait()
+        await until(lambda: asked[0] >= 4)
+        for node in proxy._records.stores().values():  # no worker: it would stop what runs
+            proxy._env.outbox.post(f"{node.address}/control", ReleaseRequests((accepted.uid,)))
+        before = asked[0]
+        await until(lambda: asked[0] >= before + 4)
+        assert await proxy._records.find(accepted.uid) is not None
+        trap.let_go.set()
+        await proxy.cancel(accepted.uid)

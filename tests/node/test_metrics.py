@@ -28,7 +28,7 @@ from onepiece.node.readings.delivery import Edge, edges_from
 from onepiece.node.request_counts import RefusalCounts, RequestCounts, worked_seconds
 from onepiece.node.stopping import StopSignal
 from onepiece.requests import EventKind, RequestEvent, RequestState
-from onepiece.runtime.outbox import LinkView
+from onepiece.runtime.link_view import LinkView
 from stages.synthetic import diamond
 from tests.metrics_text import Scraped
 from tests.node import waiting_stages

@@ -406,7 +406,7 @@ async def test_nodes_are_listed() -> None:
 
 
 async def test_health_and_readiness_differ() -> None:
-    """A node that loads its models is alive and not ready, and says what it waits for."""
+    """A node that loads its models is alive and not ready, and says what it waits for (fault 113)."""
     async with proxy() as served:
         assert (await served.http.get("/readyz")).status_code == 200
         served.frontend.readiness_now = Readiness(

@@ -1,5 +1,7 @@
 """The server around the proxy: addresses, ends, bounds."""
 
+import os
+import resource
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -37,6 +39,26 @@ async def test_requests_in_progress_are_bounded() -> None:
             await answer.aread()
         answer = await served.http.get("/v1/workflows")
         assert answer.status_code == 200
+
+
+async def test_without_descriptors_a_proxy_is_not_ready() -> None:
+    """No connection is accepted then, so a probe over one that is open must turn red; it heals by itself."""
+    async with proxy() as served:
+        assert (await served.http.get("/readyz")).status_code == 200
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+            answer = await served.http.get("/readyz")
+            alive = await served.http.get("/healthz")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (answer.status_code, answer.json()["error"]) == (503, "NotReady")
+        assert "out of file descriptors" in answer.json()["message"]
+        assert f"may have {lowest_free}," in answer.json()["message"]
+        assert alive.status_code == 200
+        assert (await served.http.get("/readyz")).status_code == 200
 
 
 async def test_leaving_the_server_ends_its_streams() -> None:

@@ -194,6 +194,23 @@ async def test_a_peer_that_does_not_answer_holds_up_nobody(tmp_path: Path) -> No
         assert not a.copies._machine.is_settled
 
 
+async def test_a_peer_that_said_good_bye_is_not_waited_for(tmp_path: Path) -> None:
+    """Where all nodes stop, no manager is left to tell the last one who has gone; a new life counts again."""
+    stores = StoreNodes(tmp_path)
+    async with stores.run("a") as a:
+        async with stores.run("b") as b:
+            stores.publish()
+            await stores.settled()
+            b.copies.farewell()
+            await b.env.outbox.flushed()
+        await a.put("alone", b"x")
+        await a.settled()
+        async with stores.run("b", incarnation=2) as b:
+            stores.publish()
+            await a.settled()
+            await until_read(b, "alone", b"x")
+
+
 # --- disks and bounds --------------------------------------------------------------------------
 
 

@@ -92,9 +92,11 @@ def test_directory_of_a_living_node_stays(temporary: Path) -> None:
         assert not held.exists()
 
 
-def test_many_killed_holders(temporary: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.full)])
+def test_many_killed_holders(temporary: Path, count: int) -> None:
     """Nodes that start at once remove what others left, and not each other's (faults 39, 67)."""
-    holders = [hold(temporary) for _ in range(3)]
+    holders = [hold(temporary) for _ in range(count)]
     for holder, held in holders:
         end(holder)
         assert held.exists()

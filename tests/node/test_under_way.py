@@ -21,15 +21,17 @@ REQUESTS = 6
 SECONDS = 30.0
 
 
-@pytest.mark.parametrize("workflow", ["at_once", "behind"])
-async def test_nobody_queues_behind_a_request_that_takes_long(workflow: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workflow", "messages"), [("at_once", 1), ("behind", 1), ("joined", 3)])
+async def test_nobody_queues_behind_a_request_that_takes_long(
+    workflow: str, messages: int, tmp_path: Path
+) -> None:
     """One of two instances is held up: all that come meanwhile go to the other one."""
     held_stages.reset()
     async with open_nodes(f"tests.node.held_stages:{workflow}", directory=tmp_path) as nodes:
         proxy = proxy_of(nodes[0])
 
         def is_quiet() -> bool:
-            return sum(len(node.env.under_way) for node in nodes) == 1
+            return sum(len(node.env.under_way) for node in nodes) == messages
 
         async with asyncio.TaskGroup() as tasks:
             held = tasks.create_task(run(proxy, workflow, {"is_held": True}, SECONDS))
@@ -49,7 +51,7 @@ def test_stages_that_are_sent_to_by_turns_have_turns_of_their_own() -> None:
         for number, stage in enumerate(["left", "left", "right", "right"])
     )
     routes = SimpleNamespace(table=RouteTable(RouteEpoch(1, 1), actors=actors))
-    env = cast("Environment", SimpleNamespace(routes=routes, under_way=UnderWay()))
+    env = cast("Environment", SimpleNamespace(routes=routes, under_way=UnderWay(), node_id="n"))
     deliver = ResultDeliver(env)
     chosen = [deliver.choose(stage) for _ in range(4) for stage in ("left", "right")]
     counts = [sum(each is actor for each in chosen) for actor in actors]

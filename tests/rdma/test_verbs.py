@@ -9,16 +9,17 @@ import pytest
 from attrs import evolve
 
 from tests.rdma.devices import OWNERS, PRODUCERS, verbs
-from transports import verbs_link
-from transports._pyverbs import Registered
+from transports import verbs_link, verbs_pulls
+from transports._pyverbs import Registered, VerbsError
 from transports._pyverbs_pair import Pair, Verb, Work
 from transports.address import Address
 from transports.channel import open_receiver, open_sender
-from transports.errors import ConnectFailed, ListenFailed, PeerLost, TransportError
+from transports.errors import ConnectFailed, ExportGone, ListenFailed, PeerLost, TransportError
 from transports.memory import Atomics, RemoteMemory
-from transports.operations import Chain, CompareAndSwap, Write
+from transports.operations import Bytes, Chain, CompareAndSwap, Write
 from transports.registry import transport_for
 from transports.ring import Geometry
+from transports.tcp_pulls import Pulls
 from transports.testing import until
 from transports.testing.setting import raised, staged
 from transports.verbs_devices import SETTINGS_VARIABLE, GidKind, devices_of
@@ -194,6 +195,66 @@ async def test_overlapping_registrations_stand_alone() -> None:
 
 
 @pytest.mark.slow
+class _Carried:
+    """Bytes of exports that owners asked for over connections."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 0
+        ask = Pulls._ask
+
+        def counted(pulls: Pulls, export: int, start: int, into: memoryview) -> int:
+            self.bytes += len(into)
+            return ask(pulls, export, start, into)
+
+        monkeypatch.setattr(Pulls, "_ask", counted)
+
+
+async def test_exports_are_read_by_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an export one byte takes the connection; read-only and overlapping buffers are no exception."""
+    carried = _Carried(monkeypatch)
+    monkeypatch.setattr(verbs_pulls, "_PIECE_BYTES", 8 << 10)  # so that there are several windows
+    body = os.urandom((1 << 20) + 13)
+    async with staged(verbs()) as stage:
+        memory = await stage.connect()
+        parts: list[Bytes] = [body[:100_000], memoryview(body)[100_000:], bytearray(b"the end")]
+        key = memory.export(parts)
+        into = memoryview(bytearray(len(body) + 7))
+        await stage.region.pull(memory.session, key, into)
+        assert into == body + b"the end"
+        assert carried.bytes == 1
+        memory.withdraw(key)
+        await raised(ExportGone, stage.region.pull(memory.session, key, into))
+        assert await memory.fetch_and_add(0, 1) == 0, "the session goes on"
+        await memory.close()
+
+
+@pytest.mark.parametrize("why", ["many", "lent", "sink", "much"])
+async def test_what_adapters_cannot_reach_takes_the_connection(
+    monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Too many buffers for a key, too much to pin, memory that cannot be pinned at either end."""
+    carried = _Carried(monkeypatch)
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise VerbsError("the limit of locked memory is 8192 bytes")
+
+    body = os.urandom(300_000)
+    async with staged(verbs()) as stage:
+        memory = await stage.connect()
+        if why in {"lent", "sink"}:
+            monkeypatch.setattr(verbs_pulls, "Readable" if why == "lent" else "Registered", refuse)
+        if why == "much":
+            monkeypatch.setattr(verbs_pulls, "_PINNED_BYTES_MAX", len(body) - 1)
+        parts = [body[start : start + 1000] for start in range(0, len(body), 1000)]
+        key = memory.export(parts if why == "many" else [body])
+        into = memoryview(bytearray(len(body)))
+        await stage.region.pull(memory.session, key, into)
+        assert into == body
+        assert carried.bytes == len(body) + (why == "sink")
+        memory.withdraw(key)
+        await memory.close()
+
+
 async def test_small_messages_over_a_wire_that_loses_some() -> None:
     """Thousands of messages of 1 to 64 bytes where packets are lost: each comes once, in order (fault 63)."""
     count = 2000

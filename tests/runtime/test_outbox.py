@@ -215,7 +215,7 @@ async def test_a_newer_control_message_replaces_one_that_waits() -> None:
 
 async def test_the_queue_to_a_peer_that_takes_nothing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest are dropped: membership will declare it dead."""
-    monkeypatch.setattr("onepiece.runtime.outbox.CONTROL_QUEUE_MAX", 3)
+    monkeypatch.setattr("onepiece.runtime.control_queue.CONTROL_QUEUE_MAX", 3)
     async with pair() as (outbox, peer), peer.ring():
         for number in range(6):
             outbox.post(peer.address, consumed(number), lingers=True)
@@ -404,3 +404,49 @@ async def test_a_closing_outbox_opens_no_link() -> None:
         outbox.drop_all()
         outbox.post("local://nobody/control", Consumed((("u", "a", "b"),)))
         assert not outbox._links
+
+
+async def test_words_that_lie_in_a_ring_that_ends_are_told_as_lost() -> None:
+    """Sent and not taken, queued behind a full ring, or lingering: one line counts them all."""
+    said: list[dict[str, Any]] = []
+    async with pair() as (outbox, peer):
+        with captured(lambda event: said.append(dict(event))):
+            async with peer.ring(reading=False) as receiver:
+                outbox.post(peer.address, consumed(0))
+                await peer.take(receiver)
+                for number in range(1, 2 * RING.slot_count):
+                    outbox.post(peer.address, consumed(number))
+                    await asyncio.sleep(0.005)  # a ring message for each, until the ring is full
+                outbox.consumed(peer.address, ("u", "a", "b"))
+            await until(lambda: not outbox._links)
+        assert [(each["event"], each["count"]) for each in said] == [
+            ("control_messages_lost", 2 * RING.slot_count)
+        ]
+        assert outbox.lost == {"peer_lost": 2 * RING.slot_count}
+
+
+async def test_words_for_a_peer_that_is_dropped_are_told_as_lost() -> None:
+    """Its node was declared dead: what it had not taken is counted, and logged with the reason."""
+    said: list[dict[str, Any]] = []
+    async with pair() as (outbox, peer), peer.ring(reading=False):
+        outbox.post(peer.address, consumed(0))
+        await until(lambda: any(link.not_taken for link in outbox.links()))
+        outbox.post(peer.address, consumed(1), lingers=True)
+        with captured(lambda event: said.append(dict(event))):
+            outbox.drop(peer.address)
+            await until(lambda: outbox.lost["peer_lost"] == 2)
+    assert [each["event"] for each in said] == ["control_messages_lost"]
+    assert "was closed" in said[0]["error"]
+
+
+async def test_words_of_an_old_life_are_not_lost() -> None:
+    """They are not to arrive: nobody needs to be told."""
+    said: list[str] = []
+    async with pair() as (outbox, peer), peer.ring(reading=False):
+        with captured(lambda event: said.append(event["event"])):
+            outbox.post(peer.address, consumed(0))
+            await until(lambda: any(link.not_taken for link in outbox.links()))
+            outbox.forget_all()
+            await until(lambda: not outbox.links())
+            await send(outbox, peer, b"new")
+    assert "control_messages_lost" not in said

@@ -142,7 +142,7 @@ def test_a_message_of_a_foreign_source_is_refused() -> None:
 
 
 def test_inputs_that_wait_have_a_budget() -> None:
-    """Beyond it the request ends with an error that says what to do; what waits already stays."""
+    """Beyond it the request ends with an error that says what to do; what waits already stays (fault 133)."""
     desk = Desk()
     desk.add(desk.message("u", JOIN, "a", size=6000), JOIN)
     with pytest.raises(JoinBudgetExceeded, match="--join-bytes") as caught:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,8 @@ from onepiece.core.retention import OutputKey, RetentionTable
 from onepiece.errors import StoreFull
 from onepiece.messages import StageInput
 from onepiece.runtime.result_targets import StageTarget, Target
-from onepiece.runtime.retainer import Output, Retainer
-from onepiece.store import ResultStore, StoreOptions
+from onepiece.runtime.retainer import CIRCLE_SECONDS, CirclePatience, Output, Retainer
+from onepiece.store import PutOutcome, ResultStore, StoreOptions
 from tests.runtime.rig import until
 
 KEY = OutputKey("u", "a", "b")
@@ -129,6 +130,36 @@ async def test_stages_wait_for_outputs_on_their_way() -> None:
         await held.room()  # one at a time, where there is no memory to speak of
 
 
+async def test_small_and_large_outputs_wait_for_a_slow_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their sizes, memory holds no more than its bound and what was just computed (fault 85)."""
+    sizes, may_write = (500, 20_000), asyncio.Semaphore(0)
+    async with retainer(tmp_path, memory=50_000, everything=1 << 20) as (held, _):
+        put = ResultStore.put
+
+        async def slowly(*args: Any, **how: Any) -> PutOutcome:
+            await may_write.acquire()
+            return await put(*args, **how)
+
+        monkeypatch.setattr(ResultStore, "put", slowly)
+        most = 0
+        for number in range(24):
+            computing = asyncio.ensure_future(held.room())
+            await asyncio.sleep(0)
+            while not computing.done():
+                may_write.release()  # as slow as can be: it writes while nothing else can be done
+                await asyncio.sleep(0.005)
+            hold(held, OutputKey(f"u{number}", "a", "b"), bytes(sizes[number % 2]))
+            held.check_invariants()
+            most = max(most, held.metrics()["memory_bytes"])
+        assert 50_000 < most <= 50_000 + 1000 + max(sizes)
+        assert held.metrics()["disk_bytes"] > 100_000, "it was not provoked"
+        for _ in range(24):
+            may_write.release()
+        held.release_all()
+
+
 async def test_a_stage_goes_on_where_what_is_on_its_way_waits_for_its_own_inbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -144,6 +175,17 @@ async def test_a_stage_goes_on_where_what_is_on_its_way_waits_for_its_own_inbox(
                 await asyncio.shield(waiting)
         held.release(KEY)
         await waiting
+
+
+def test_circles_are_left_ever_quicker_as_long_as_that_helps() -> None:
+    """Half the time for each that let something arrive; the whole time again behind one that did not."""
+    patience = CirclePatience()
+    waited = []
+    for arrived in (3, 4, 9, 9, 10, *range(11, 20)):
+        waited.append(patience.seconds / CIRCLE_SECONDS)
+        patience.goes_on(arrived)
+    assert waited[:6] == [1.0, 0.5, 0.25, 0.125, 1.0, 0.5]
+    assert waited[-1] == 1 / 64
 
 
 async def test_a_disk_that_refuses_leaves_outputs_in_memory(

@@ -1,5 +1,6 @@
 """The simulated cluster: seeds that have found something, some that have not yet, and that a run repeats."""
 
+import argparse
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from attrs import evolve
 
 from onepiece.core.balance import RebalanceMode
 from simulations.cluster import run_seed
+from simulations.cluster_command import add_arguments, command_of
 from simulations.sim_clients import Wish
 from simulations.sim_plan import REQUESTS_MOVING, Plan
 
@@ -80,6 +82,29 @@ def test_a_broken_promise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulations.sim_clients.expected", lambda *_: "another digest")
     report = run_seed(Plan.draw(3, nodes=3, requests=4).without_faults())
     assert any("must be another digest" in problem for problem in report.problems)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--seed", "5"],
+        ["--seed", "5", "--rebalance"],
+        ["--seed", "5", "--rebalance", "--faults", "kill,cut", "--nodes", "4", "--requests", "9"],
+    ],
+)
+def test_a_broken_seed_is_told_with_the_command_that_repeats_it(options: list[str]) -> None:
+    """Whatever decides about the run is in it."""
+
+    def parsed(words: list[str]) -> argparse.Namespace:
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        return parser.parse_args(words)
+
+    given = parsed(options)
+    again = parsed(command_of(5, given.faults, given).split()[4:])
+    assert again.verbose
+    again.verbose = False
+    assert again == given
 
 
 def test_where_instances_move_each_has_a_device_and_the_load_shifts() -> None:

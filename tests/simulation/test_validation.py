@@ -7,8 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 from attrs import define, evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from onepiece.core.capacity import CapacityModel, Demand, WorkflowShape
+from onepiece.core.inventory import ActorState
+from onepiece.core.retention import OutputKey
+from onepiece.core.routing import ActorRoute, NodeRoute, RouteEpoch, RouteTable, first_of
+from onepiece.runtime.under_way import UnderWay
 from simulations.__main__ import main
 from simulations.capacity_dispatch import PROXY, Dispatch
 from simulations.capacity_trace import arrivals, steady
@@ -46,6 +52,14 @@ class Instance:
         return SimpleNamespace(actor_id=self.number)
 
 
+NODE = NodeRoute("n", 1, "tcp://n", None, ("worker",), "alive", (), 1)
+
+
+def route_of(instance: Instance) -> ActorRoute:
+    """As the product knows it."""
+    return ActorRoute(instance.number, "s", "n", 1, ("cpu:0",), "a", ActorState.READY)
+
+
 def make_dispatch(count: int) -> tuple[Dispatch[Instance], list[Instance]]:
     """A stage's instances."""
     dispatch: Dispatch[Instance] = Dispatch()
@@ -56,28 +70,65 @@ def make_dispatch(count: int) -> tuple[Dispatch[Instance], list[Instance]]:
 
 
 def test_a_sender_picks_the_fewest_of_its_own() -> None:
-    """In turn among equals, past who has something of it; what others have sent there it does not know."""
+    """Of equals the one picked longest ago; what others have sent there it does not know."""
     dispatch, instances = make_dispatch(3)
     for _ in range(2):
         picked = []
         for _ in range(3):
-            picked.append(dispatch.fewest(PROXY))
-            dispatch.change(PROXY, picked[-1], 1)
+            picked.append(dispatch.sender(PROXY).pick())
+            dispatch.sender(PROXY).picked(picked[-1])
         assert {each.number for each in picked} == {0, 1, 2}
-    dispatch.change(PROXY, instances[1], -1)
-    assert dispatch.fewest(PROXY) is instances[1]
-    dispatch.change("other", instances[1], 1)
-    assert dispatch.fewest(PROXY) is instances[1]
-    assert dispatch.fewest("other") is not instances[1]
+    dispatch.sender(PROXY).done(instances[1])
+    assert dispatch.sender(PROXY).pick() is instances[1]
+    dispatch.sender("other").picked(instances[1])
+    assert dispatch.sender(PROXY).pick() is instances[1]
+    assert dispatch.sender("other").pick() is not instances[1]
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(st.tuples(st.sampled_from(["send", "meet", "done", "drain", "add"]), st.integers(0, 99))),
+)
+def test_the_simulated_choice_is_the_product_s(count: int, steps: list[tuple[str, int]]) -> None:
+    """Whatever is sent, done, added and drained: both pick the same instance each time."""
+    dispatch, instances = make_dispatch(count)
+    sender, known, sent = dispatch.sender(PROXY), UnderWay(), list[tuple[OutputKey, Instance]]()
+    for number, (what, place) in enumerate(steps):
+        table = RouteTable(
+            RouteEpoch(1, 1), actors=tuple(route_of(each) for each in dispatch.live), nodes=(NODE,)
+        )
+        expected = table.pick("s", known.counts, known.picked, first_of(PROXY))
+        assert expected is not None
+        match what:
+            case "send":
+                instance, key = sender.pick(), OutputKey(str(number), "a", "b")
+                assert instance.number == expected.actor_id
+                sender.picked(instance)
+                known.sent(key, instance.number)
+                sent.append((key, instance))
+            case "meet":
+                met, key = dispatch.meeting(), OutputKey(str(number), "a", "b")
+                assert met.number == expected.actor_id
+                known.sent(key, met.number)
+                sent.append((key, met))
+            case "done" if sent:
+                key, instance = sent.pop(place % len(sent))
+                known.done(key)
+                sender.done(instance)
+            case "drain" if len(dispatch.live) > 1:
+                dispatch.remove(dispatch.live[place % len(dispatch.live)])
+            case "add":
+                instances.append(Instance(len(instances)))
+                dispatch.add(instances[-1])
 
 
 def test_an_instance_that_drains_is_forgotten() -> None:
     """It is not picked any more, and what it still ends changes nothing."""
     dispatch, instances = make_dispatch(2)
-    dispatch.change(PROXY, instances[0], 1)
+    dispatch.sender(PROXY).picked(instances[0])
     dispatch.remove(instances[0])
-    dispatch.change(PROXY, instances[0], -1)
-    assert {dispatch.fewest(PROXY).number for _ in range(4)} == {1}
+    dispatch.sender(PROXY).done(instances[0])
+    assert {dispatch.sender(PROXY).pick().number for _ in range(4)} == {1}
 
 
 def test_joins_meet_in_turn() -> None:
@@ -105,7 +156,7 @@ def validation(slower: float) -> Validation:
     found = Validation(MODEL, DEMANDS, PLACES, Delays())
     run = real_run(slower)
     simulated = simulate(MODEL, DEMANDS, PLACES, Delays(), run, 2 * SECONDS)
-    found.rows.append(compared("load 0.75", 0.75, run, simulated, 20.0, SECONDS))
+    found.rows.append(compared("load 0.75", 0.75, run, [simulated], 20.0, SECONDS))
     found.note("load 0.75", run, simulated)
     return found
 
@@ -119,6 +170,18 @@ def test_what_is_alike_holds_and_what_is_not_does_not() -> None:
     assert alike.rows[0].requests > 200
     assert not slower.holds
     assert slower.rows[0].p95_difference == pytest.approx(1 / 1.2 - 1, abs=0.02)
+
+
+def test_the_simulated_side_is_the_mean_of_its_runs() -> None:
+    """So are rate, P95 and mean; the range is that of the P95s."""
+    run = real_run()
+    one, other = (simulate(MODEL, DEMANDS, PLACES, Delays(hop=hop), run, 2 * SECONDS) for hop in (0.0, 0.5))
+    row = compared("both", 0.75, run, [one, other], 20.0, SECONDS)
+    alone = [compared("one", 0.75, run, [each], 20.0, SECONDS).simulated for each in (one, other)]
+    assert row.p95_range == (alone[0].p95_seconds, alone[1].p95_seconds)
+    assert row.simulated.p95_seconds == pytest.approx(sum(row.p95_range) / 2)
+    assert row.simulated.mean_seconds == pytest.approx((alone[0].mean_seconds + alone[1].mean_seconds) / 2)
+    assert row.simulated.rate == pytest.approx((alone[0].rate + alone[1].rate) / 2)
 
 
 def test_a_request_without_a_result_is_no_measurement() -> None:
@@ -139,12 +202,12 @@ def test_delays_are_what_no_stage_accounts_for() -> None:
     crowd = [
         Sample(0, 0.0, 9.0, {"0": Span("n", at, at + 1.0), "1": Span("m", 5.0, 6.0)}) for at in (2.04, 1.0)
     ]
-    found = delays_of(model, DEMANDS, [sample, sample], crowd, 0.05)
+    found = delays_of(model, DEMANDS, [sample, sample], crowd, (0.2, 0.05))
     assert found.turn == pytest.approx(0.04)
     assert found.entry == pytest.approx(0.3)
     assert found.hop == pytest.approx(0.1)
     assert found.exit == pytest.approx(0.1)
-    assert found.news == 0.05
+    assert (found.news, found.proxy_news) == (0.2, 0.05)
     slower = stage_seconds(model, DEMANDS, [sample])
     assert slower == {"a": pytest.approx(0.0), "b": pytest.approx(0.1)}
 

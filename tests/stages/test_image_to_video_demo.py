@@ -232,7 +232,7 @@ def descendants(process_id: int) -> set[int]:
 @pytest.mark.slow
 @pytest.mark.timeout(3 * LIMIT_SECONDS)
 def test_the_demo_makes_a_video_twice(tmp_path: Path) -> None:
-    """A clip, a contact sheet, a table over five processes, nothing left; and again, the same bytes.
+    """A clip, contact sheet and table over five processes, nothing left; again the same bytes (fault 117).
 
     The bytes are those that the same stages make within one process.
     """

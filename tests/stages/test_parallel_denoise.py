@@ -43,6 +43,41 @@ def test_without_torch_the_group_names_the_extra(monkeypatch: pytest.MonkeyPatch
         _torch.join_group("cpu", 0, 0, 2)
 
 
+def test_the_kind_of_device_decides_what_ranks_talk_through() -> None:
+    """Nothing else is guessed: a kind that is not known is refused."""
+    assert [_torch.backend_for(device) for device in ("cpu", "cpu:3", "cuda", "cuda:7")] == [
+        *("gloo", "gloo"),
+        *("nccl", "nccl"),
+    ]
+    with pytest.raises(ConfigError, match="'mps:0' is neither"):
+        _torch.backend_for("mps:0")
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda:1", "nccl")])
+def test_a_group_is_made_for_the_ranks_own_device(
+    device: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU becomes the process's own one first, and is named to the group; a processor is not."""
+    said: list[tuple[str, object]] = []
+    distributed = SimpleNamespace(
+        is_available=lambda: True,
+        is_backend_available=lambda _: True,
+        FileStore=lambda path, size: (path, size),
+        init_process_group=lambda name, **how: said.append((name, how)),
+        group=SimpleNamespace(WORLD="all of them"),
+    )
+    torch = SimpleNamespace(
+        distributed=distributed,
+        device=lambda name: f"device {name}",
+        cuda=SimpleNamespace(set_device=lambda where: said.append(("set_device", where))),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert _torch.join_group(device, 7, 1, 2) == "all of them"
+    where = f"device {device}" if backend == "nccl" else None
+    made = {"store": ("/proc/self/fd/7", 2), "rank": 1, "world_size": 2, "device_id": where}
+    assert said == [*([("set_device", where)] if where else []), (backend, made)]
+
+
 def test_without_a_backend_the_group_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch for processors alone has no nccl."""
     distributed = SimpleNamespace(
@@ -50,7 +85,7 @@ def test_without_a_backend_the_group_says_so(monkeypatch: pytest.MonkeyPatch) ->
     )
     torch = SimpleNamespace(__version__="2.0", distributed=distributed)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    with pytest.raises(ConfigError, match="has no nccl"):
+    with pytest.raises(ConfigError, match=r"has no nccl.* on cuda:0: install one built for CUDA"):
         _torch.join_group("cuda:0", 0, 0, 2)
 
 

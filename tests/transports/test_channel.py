@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from array import array
 from collections.abc import Sequence
 from itertools import count
 
@@ -26,6 +27,7 @@ from transports.testing import Faults, FaultyTransport, Setting, until
 from transports.testing.channel_checks import inbox, next_of
 from transports.testing.setting import raised
 
+SMALL = Geometry(slot_count=8, payload_bytes=256 << 10, session_count=4)
 LARGE = Geometry(slot_count=8, payload_bytes=16 << 20, session_count=4)
 STRICT = Leniency(lease_seconds=0.2, slowest_bytes_per_second=1e9)
 LENGTH = HASH_ELSEWHERE_BYTES + 1000
@@ -212,3 +214,31 @@ async def test_kind_and_flags_have_bounds(setting: Setting) -> None:
         assert await sender.send(b"x", kind=255, flags=255) == 0
 
         assert (await next_of(box.receiver)).kind == 255
+
+
+async def test_buffers_of_other_elements_are_their_bytes(setting: Setting) -> None:
+    """Elements wider than a byte, and rows, arrive as the bytes that they lie in; pulled ones too."""
+    rows = memoryview(bytes(range(6))).cast("B", (2, 3))
+    async with (
+        inbox(setting, SMALL, pulled_bytes_max=1 << 20) as box,
+        box.sender("a", exported_bytes_max=1 << 20) as sender,
+    ):
+        for count_ in (1, 5_000, 12_000):
+            floats = memoryview(array("d", [0.5, -1.0, 3.25]) * count_)
+            for parts in ([floats], [memoryview(b"head"), floats, rows, floats[:0]]):
+                await sender.send(parts)
+                delivery = await next_of(box.receiver)
+                assert bytes(delivery.payload) == b"".join([part.tobytes() for part in parts])
+                box.receiver.release(delivery)
+
+
+async def test_what_is_not_plain_bytes_is_refused_before_it_is_sent(setting: Setting) -> None:
+    """Gaps between elements, and what is no buffer, are the caller's error; the channel goes on."""
+    async with inbox(setting) as box, box.sender("a") as sender:
+        with pytest.raises(ValueError, match="not one piece of plain bytes"):
+            await sender.send([b"head", memoryview(bytes(20))[::2]])
+        for wrong in ("text", ["text"], [1]):
+            with pytest.raises(TypeError):
+                await sender.send(wrong)  # type: ignore[arg-type]
+        assert await sender.send(b"fine") == 0
+        assert bytes((await next_of(box.receiver)).payload) == b"fine"

@@ -49,12 +49,14 @@ async def nothing_stays() -> AsyncIterator[None]:
     await until(lambda: there() == before, "the end of all that was opened")
 
 
-async def test_sessions_come_and_go(setting: Setting) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("lives", [LIVES, pytest.param(1000, marks=pytest.mark.full)])
+async def test_sessions_come_and_go(setting: Setting, lives: int) -> None:
     """Closed with writes under way, or orderly: each ends on both sides, its memory is free (fault 65)."""
     async with nothing_stays():
         async with staged(setting) as stage:
             async with nothing_stays():
-                for life in range(LIVES):
+                for life in range(lives):
                     memory = await stage.connect(b"%d" % life)
                     await memory.post(Chain((Write(0, (bytes(1000),)),)))
                     if life % 2:
@@ -63,15 +65,17 @@ async def test_sessions_come_and_go(setting: Setting) -> None:
                     await memory.close()
                 del memory
             lost = stage.diary.lost
-            await until(lambda: len(lost) == LIVES, "the ends of all sessions")
-            assert lost == list(range(1, LIVES + 1))
+            await until(lambda: len(lost) == lives, "the ends of all sessions")
+            assert lost == list(range(1, lives + 1))
         del stage  # the region's memory is there for as long as the region
 
 
-async def test_transports_come_and_go(setting: Setting) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("lives", [LIVES // 3, pytest.param(1000, marks=pytest.mark.full)])
+async def test_transports_come_and_go(setting: Setting, lives: int) -> None:
     """Opened, used and closed again and again, in the order in which they depend on each other (fault 65)."""
     async with nothing_stays():
-        for _ in range(LIVES // 3):
+        for _ in range(lives):
             async with (
                 setting.transport.listen(setting.address, setting.options) as listener,
                 open_receiver(listener, "actor/7", SMALL) as receiver,

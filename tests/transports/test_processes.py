@@ -33,7 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 GEOMETRY = Geometry(slot_count=16, payload_bytes=1 << 13, session_count=8)
 STRICT = Leniency(lease_seconds=0.3, slowest_bytes_per_second=1e9)
 PATIENT = Leniency(lease_seconds=20.0)
-LIMIT_SECONDS = 150.0
+LIMIT_SECONDS = 800.0
+"""For the largest; each test has a bound of its own."""
 
 
 PLACES = ["tcp://127.0.0.1:0?shm=off", "tcp://127.0.0.1:0?shm=required", "ucx://127.0.0.1:0?require=shm"]
@@ -200,10 +201,10 @@ async def test_an_owner_that_is_killed_is_an_error(place: Address) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
-async def test_two_processes_race_for_slots(place: Address) -> None:
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.full)])
+async def test_two_processes_race_for_slots(place: Address, count: int) -> None:
     """Two processes that pause between reading the tail and swapping it: each message once (fault 42)."""
-    count = 10_000
     seen: Counter[str] = Counter()
     async with serving(place, PATIENT) as receiver:
         async with (

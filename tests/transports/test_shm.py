@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import resource
 import socket
 from pathlib import Path
 
@@ -82,6 +83,28 @@ async def test_nothing_is_lent_to_other_users(monkeypatch: pytest.MonkeyPatch) -
         assert memory.capabilities.wire.startswith("tcp (no shm: ")
         assert bytes(stage.region.view[4096:4108]) == b"by the owner"
         await memory.close()
+
+
+async def test_without_free_descriptors_payloads_take_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that can open no socket, or take no descriptor, writes over tcp, and says why."""
+    async with region(2 * LARGE, address=UNASKED) as stage:
+        memory, other = await stage.connect(), await stage.connect()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            await memory.post(write(64, body := os.urandom(LARGE)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert memory.capabilities.wire.startswith("tcp (no shm: its memory cannot be had: [Errno 24]")
+        await memory.flush()
+        assert stage.region.view[64 : 64 + LARGE] == body
+        monkeypatch.setattr(socket, "recv_fds", lambda *_: (b"\0", [], socket.MSG_CTRUNC, None))
+        await other.post(write(64, body))
+        assert other.capabilities.wire == "tcp (no shm: this process has no file descriptor free for it)"
+        for session in (memory, other):
+            await session.close()
 
 
 async def test_what_is_lent_is_bounded(

@@ -41,7 +41,7 @@ async def test_a_fence_that_is_heard_disturbs_nobody() -> None:
 
 
 async def test_a_fence_that_is_not_heard_takes_the_memory_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever does not let go writes into memory that nobody reads; bytes, views and framed sessions stay."""
+    """Whoever does not let go writes into memory that nobody reads; all else stays (fault 48)."""
     async with region(2 * LARGE) as stage:
         stopped, mapped, framed = await stage.connect(), await stage.connect(), await connect_over_tcp(stage)
         await stopped.post(write(64, b"before" * 100))

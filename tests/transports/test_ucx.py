@@ -14,7 +14,7 @@ import pytest
 from attrs import evolve
 
 from transports import tcp_frames as frames
-from transports._libucp import LIBRARY_VARIABLE, UcpMissingError, load
+from transports._libucp import LIBRARY_VARIABLE, UcpError, UcpMissingError, load
 from transports.address import Address
 from transports.channel import open_receiver, open_sender
 from transports.errors import (
@@ -68,6 +68,13 @@ def linked(memory: RemoteMemory) -> UcxMemory:
     assert isinstance(memory, UcxMemory)
     assert memory._link is not None
     return memory
+
+
+@needs_libucp
+def test_a_call_that_fails_is_named() -> None:
+    """A status is the byte that libucp returns, whatever stands beside it in the register."""
+    with pytest.raises(UcpError, match=r"ucp_init_version failed with NO_DEVICE \(-14\)"):
+        load().context({"TLS": "nosuch"}, 0)
 
 
 # Without the library.

@@ -15,8 +15,10 @@ from transports.background import Background
 from transports.driver import RegionRun, pause_seconds, run_on_region
 from transports.errors import (
     AddressError,
+    ConnectFailed,
     HandshakeRefused,
     LayoutMismatch,
+    ListenFailed,
     PeerLost,
     ProtocolError,
     SessionFenced,
@@ -24,6 +26,7 @@ from transports.errors import (
 )
 from transports.introductions import IDENTITY_BYTES_MAX, Hello, Welcome
 from transports.local import LocalTransport
+from transports.memory import Options
 from transports.operations import Fence, Load, Pause, PauseReason, Program, Read, Store
 from transports.region_memory import RegionMemory
 from transports.ring import Geometry
@@ -65,6 +68,42 @@ def test_unreadable_addresses_show_the_form(text: str) -> None:
     """An address that cannot be read is shown, with the form that was expected."""
     with pytest.raises(AddressError, match="expected scheme://host:port"):
         Address.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("query", "what"),
+    [
+        ("require=", "'require' has no value"),
+        ("require", "'require' has no value"),
+        ("shm=off&fast", "'fast' has no value"),
+        ("require=rdma&require=shm", "'require' is given twice"),
+        ("require=rdma&require=rdma/actor/7", "'require' is given twice"),
+    ],
+)
+def test_options_say_one_thing(query: str, what: str) -> None:
+    """An option without a value, or with two, is an error: nobody could be sure what was meant."""
+    with pytest.raises(AddressError, match=what):
+        Address.parse(f"ucx://host:1?{query}")
+
+
+async def test_no_option_means_anything_to_local() -> None:
+    """What other transports know is as unknown to ``local`` as anything else, on either side."""
+    address = Address.parse("local://house?shm=off")
+    with pytest.raises(AddressError, match="local has no options"):
+        LocalTransport().listen(address, Options())
+    with pytest.raises(AddressError, match="local has no options"):
+        await LocalTransport().connect(address, b"", Options())
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, ".", "\0"])
+async def test_no_host_of_this_name_is_an_error_of_transports(host: str) -> None:
+    """A host's name that no resolver takes fails as one that it does not know."""
+    address = Address("tcp", host, 7070, "actor/7")
+    with pytest.raises(ListenFailed, match="cannot listen on"):
+        async with TcpTransport().listen(address, Options()):
+            pass
+    with pytest.raises(ConnectFailed, match="cannot connect to"):
+        await TcpTransport().connect(address, b"", Options())
 
 
 def test_loopback_is_known() -> None:

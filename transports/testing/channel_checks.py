@@ -125,12 +125,11 @@ async def any_length_arrives_whole(setting: Setting) -> None:
         assert sender.undelivered() == []
 
 
-async def small_messages_all_arrive(setting: Setting) -> None:
+async def small_messages_all_arrive(setting: Setting, count: int = 1000) -> None:
     """Many messages of 1 to 64 bytes, one behind the other: each arrives once, in order (fault 63)."""
-    count = 1000
 
     def body(number: int) -> bytes:
-        return (number.to_bytes(2, "little") * 32)[: number % 64 + 1]
+        return (number.to_bytes(4, "little") * 16)[: number % 64 + 1]
 
     async with inbox(setting) as box, box.sender("a") as sender:
 

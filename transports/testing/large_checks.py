@@ -228,7 +228,7 @@ async def damaged_large_messages_come_again(setting: Setting) -> None:
 
 
 async def cancelled_large_sends_leave_nothing(setting: Setting) -> None:
-    """Large sends that are cancelled at any moment are whole or absent, and nothing stays lent (fault 59)."""
+    """Large sends cancelled at any moment are whole or absent, and leave nothing lent (faults 48, 59)."""
     async with inbox(setting) as box, box.sender("a") as sender:
         if not _can_pull(sender):
             return

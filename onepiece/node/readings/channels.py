@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from onepiece import metrics_catalogue as catalogue
 from onepiece.metrics import Sample
 from onepiece.runtime.environment import Environment, kind_of_inbox
-from onepiece.runtime.outbox import OVERFLOW, PEER_LOST, LinkView
+from onepiece.runtime.link_view import LinkView
+from onepiece.runtime.outbox import OVERFLOW, PEER_LOST
 from transports import FENCE_REASONS, Address
 
 

@@ -35,4 +35,5 @@ def manager(service: ManagerService) -> Iterator[Sample]:
             yield catalogue.PLACEMENT_UTILISATION.of(stage.utilisation, stage.stage)
         yield catalogue.PLACEMENT_PROBLEMS.of(stage.problem is not None, stage.stage)
     yield catalogue.MOVES.of(placement.done, "done")
+    yield catalogue.MOVES.of(placement.given_back, "given_back")
     yield catalogue.MOVES.of(placement.abandoned, "abandoned")
