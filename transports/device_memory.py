@@ -112,7 +112,9 @@ class DeviceMemory:
         """A copy of bytes that adapters may have written; all that they wrote before is visible then too."""
         check_span(offset, length, self.size_bytes)
         self.device.flush()
-        return self.device.read(self.address + offset, length)
+        seen = self.device.read(self.address + offset, length)
+        self.device.flush()  # what came behind the first one and was seen is visible to everybody now
+        return seen
 
     def put(self, offset: int, buffers: Iterable[Content]) -> None:
         """Copy the concatenation of ``buffers`` to ``offset``.

@@ -115,6 +115,28 @@ async def test_puts_outside_end_the_session() -> None:
         assert diary.lost == [1]
 
 
+def test_what_was_seen_is_visible_to_all() -> None:
+    """A look flushes before, so that it sees what is there; and behind, for what others might not see yet."""
+    device = _Diarist()
+    device.allocate(64).peek(0, 8)
+    assert device.calls == ["flush", "read", "flush"]
+
+
+class _Diarist(FakeDevice):
+    """Notes what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def flush(self) -> None:
+        self.calls.append("flush")
+
+    def read(self, address: int, length: int) -> bytes:
+        self.calls.append("read")
+        return super().read(address, length)
+
+
 async def test_a_device_that_fails_ends_its_channel() -> None:
     """When the device fails under the receiver, whoever waits is told, with the device's reason."""
     device = FakeDevice()

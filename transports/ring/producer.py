@@ -148,16 +148,12 @@ class Producer:
         it at a swap or a chain leaves the session ``in_doubt``: open a new one.
         """
         message = self._prepare(tuple(payload), kind, flags, pull=pull, head=head)
-        length, apart = message.length, self._geometry.is_apart
-        guarded = length + SLOT_BYTES <= self._guarded_bytes_max and not apart
-        if apart or guarded or length < self.hash_after_post_bytes:
-            message.payload_hash = self._hash_payload(message.hashed)
         contended = 0
         while True:
-            tail, reserved, now = yield from self._find_room(length, now, wait=wait)
+            tail, reserved, now = yield from self._find_room(message.length, now, wait=wait)
             swap = CompareAndSwap(TAIL_OFFSET, tail, reserved, self._usable_until)
             self._in_doubt = True
-            if guarded:
+            if message.guarded:
                 found = yield Guarded(swap, Chain(self._writes(message, tail)))
             else:
                 found = yield swap
@@ -171,7 +167,7 @@ class Producer:
                 self._tail = found
             now = yield Pause(PauseReason.CONTENDED, contended)
         self._tail = reserved
-        if not guarded:
+        if not message.guarded:
             yield from self._post(message, tail)
         self._in_doubt = False
         self.next_number = message.number + 1
@@ -198,6 +194,11 @@ class Producer:
         if self._geometry.is_apart:
             assert not pull, "an offer is read by the consumer's processor"
             message.hashed = (head,)
+            message.payload_hash = self._hash_payload(message.hashed)
+            return message
+        message.guarded = length + SLOT_BYTES <= self._guarded_bytes_max
+        if message.guarded or length < self.hash_after_post_bytes:
+            message.payload_hash = self._hash_payload(message.hashed)
         return message
 
     def refresh(self, now: float) -> Program[int]:
@@ -344,7 +345,10 @@ def _pieces(write: Write, piece_bytes: int) -> Iterator[tuple[int, memoryview]]:
 class Message:
     """What one ``send`` is about to write; the hash may come after the payload was posted."""
 
-    __slots__ = ("flags", "hashed", "head", "kind", "length", "number", "payload", "payload_hash", "pull")
+    __slots__ = (
+        *("flags", "guarded", "hashed", "head", "kind", "length", "number", "payload", "payload_hash"),
+        "pull",
+    )
 
     def __init__(
         self,
@@ -366,3 +370,4 @@ class Message:
         # Where the ring lies in the region, whoever sends brings nothing from a device.
         self.hashed = cast("tuple[Bytes, ...]", payload)
         self.payload_hash: int | None = None
+        self.guarded = False

@@ -250,7 +250,7 @@ async def damaged_heads_are_sent_again(setting: Setting) -> None:
 
 
 async def late_puts_are_waited_for(setting: Setting) -> None:
-    """A payload that lands behind its commit word is handed over when it is there; nobody is suspected."""
+    """A payload that lands behind its commit word is waited for, and nobody is suspected (fault 43)."""
     patient = Leniency(lease_seconds=100 * LIMIT_SECONDS)
     assert not await _traffic(setting, _LateTransport(setting.transport, Faults(_RNG(6))), patient)
 
