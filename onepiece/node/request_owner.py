@@ -6,6 +6,7 @@ died, ``Misdirected`` passes on what others own.
 """
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -284,8 +285,7 @@ class RequestOwner:
         for node in graph.nodes:
             if len(graph.predecessors(node.id)) > 1:
                 met = self._deliver.choose(node.stage)
-                met = met or self._env.routes.table.meeting_point(node.stage, uid)
-                if met is not None:
+                if met := met or self._env.routes.table.meeting_point(node.stage, uid):
                     joins[node.id] = met.actor_id
         return joins
 
@@ -293,11 +293,9 @@ class RequestOwner:
         """Cancel, and wait for a moment until it has ended so; no error if the request has ended."""
         self._table.status(uid)
         self._handle(CancelAsked(uid))
-        try:
+        with contextlib.suppress(TimeoutError):  # no stage works for it any more; its end is told when stored
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await self._settled_one(uid)
-        except TimeoutError:
-            pass  # no stage works for it any more; its end is told when a store node has it
         return self._table.status(uid)
 
     async def _settled_one(self, uid: str) -> None:
