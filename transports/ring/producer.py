@@ -346,7 +346,15 @@ class Message:
     """What one ``send`` is about to write; the hash may come after the payload was posted."""
 
     __slots__ = (
-        *("flags", "guarded", "hashed", "head", "kind", "length", "number", "payload", "payload_hash"),
+        "flags",
+        "guarded",
+        "hashed",
+        "head",
+        "kind",
+        "length",
+        "number",
+        "payload",
+        "payload_hash",
         "pull",
     )
 
