@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Generator, Sequence
 from functools import partial
 from typing import Any, cast
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from transports.device_memory import Device, DeviceSpan
 from transports.errors import RingFull
@@ -25,9 +25,9 @@ class Undelivered:
     number: int
     kind: int
     flags: int
-    buffers: tuple[Content, ...]
+    buffers: tuple[Content, ...] = field(repr=False)
     """The payload; some of it may be ``DeviceSpan``s, if the inbox is in a device's memory."""
-    head: Bytes = b""
+    head: Bytes = field(default=b"", repr=False)
 
 
 @define(eq=False)
