@@ -28,7 +28,7 @@ from transports.address import Address
 from transports.background import Background
 from transports.errors import ConnectFailed, ListenFailed, OperationTimeout, UnknownRegion
 from transports.memory import Accept, Listener, Options, Region, RemoteMemory, Transport
-from transports.region_memory import RegionMemory
+from transports.region_memory import RegionMemory, wanted_for
 from transports.shared_memory import Bypass, new_memory
 from transports.shm_lender import Lender
 from transports.shm_owner import LendingRegion, LendingSession
@@ -170,9 +170,12 @@ class TcpListener(Listener):
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         if name in self._regions:
             raise ValueError(f"{self._address.region(name)} serves a region of this name already")
+        place = self._address.region(name)
+        with wanted_for(place, size_bytes):
+            memory = self._new_memory(size_bytes)
         region = self._new_region(
-            self._address.region(name),
-            self._new_memory(size_bytes),
+            place,
+            memory,
             accept=accept,
             on_notify=on_notify,
             on_session_lost=on_session_lost,

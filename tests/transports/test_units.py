@@ -28,7 +28,7 @@ from transports.errors import (
 )
 from transports.introductions import IDENTITY_BYTES_MAX, Hello, Welcome
 from transports.local import LocalTransport
-from transports.memory import Options
+from transports.memory import Accepted, Listener, Options, Region
 from transports.operations import Fence, Load, Pause, PauseReason, Program, Read, Store
 from transports.region_memory import RegionMemory
 from transports.ring import Geometry
@@ -106,6 +106,25 @@ async def test_no_host_of_this_name_is_an_error_of_transports(host: str) -> None
             pass
     with pytest.raises(ConnectFailed, match="cannot connect to"):
         await TcpTransport().connect(address, b"", Options())
+
+
+@pytest.mark.parametrize("text", ["local://vast", "tcp://127.0.0.1:0", "tcp://127.0.0.1:0?shm=off"])
+async def test_no_memory_for_a_region_is_an_error_of_transports(text: str) -> None:
+    """A region that this process cannot have is named with its length; the listener goes on."""
+
+    async def accept(_: bytes) -> Accepted:
+        return Accepted(1, b"")
+
+    async def register(listener: Listener, size_bytes: int) -> Region:
+        return await listener.register(
+            "x", size_bytes, accept=accept, on_notify=lambda: None, on_session_lost=lambda _: None
+        )
+
+    here = Address.parse(text)
+    async with registry.transport_for(here).listen(here, Options()) as listener:
+        with pytest.raises(ListenFailed, match=f"no {1 << 60} bytes of memory for {here.scheme}://.*/x"):
+            await register(listener, 1 << 60)
+        assert len((await register(listener, 4096)).view) == 4096
 
 
 def test_loopback_is_known() -> None:
