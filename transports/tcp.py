@@ -317,6 +317,8 @@ async def _resolve(address: Address, flags: int = 0) -> list[tuple[int, int, int
         found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
     except ValueError as error:  # no name at all: an empty label, one of more than 63 letters, a NUL
         raise OSError(f"{address.host!r} is no host's name ({error})") from error
+    except RuntimeError as error:  # no thread to ask the resolver in (ulimit -u, a container's bound)
+        raise OSError(f"{address.host!r} cannot be looked up ({error})") from error
     return [(family, kind, protocol, place) for family, kind, protocol, _, place in found]
 
 

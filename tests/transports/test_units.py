@@ -108,6 +108,19 @@ async def test_no_host_of_this_name_is_an_error_of_transports(host: str) -> None
         await TcpTransport().connect(address, b"", Options())
 
 
+async def test_no_thread_to_look_a_host_up_in_is_an_error_of_transports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that may start no thread cannot ask the resolver; that is said as of any other host."""
+
+    async def no_thread(*_: object, **__: object) -> object:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", no_thread)
+    with pytest.raises(ConnectFailed, match="can't start new thread"):
+        await TcpTransport().connect(Address("tcp", "127.0.0.1", 1, "x"), b"", Options())
+
+
 @pytest.mark.parametrize("text", ["local://vast", "tcp://127.0.0.1:0", "tcp://127.0.0.1:0?shm=off"])
 async def test_no_memory_for_a_region_is_an_error_of_transports(text: str) -> None:
     """A region that this process cannot have is named with its length; the listener goes on."""
