@@ -6,6 +6,7 @@ died, ``Misdirected`` passes on what others own.
 """
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -275,8 +276,7 @@ class RequestOwner:
             terms=record.terms,
         )
         self._owned[record.uid] = _Owned(graph, header, inputs, record)
-        for node_id, actor_id in record.joins.items():  # whoever sends there: this proxy chose it
-            self._env.under_way.sent(OutputKey(record.uid, INPUTS, node_id), actor_id)
+        self._env.under_way.met(record.uid, record.joins)
 
     def _joins(self, graph: WorkflowGraph, uid: str) -> dict[str, int]:
         """Choose for each join the actor where its inputs meet, spreading them over the actors."""
@@ -284,8 +284,7 @@ class RequestOwner:
         for node in graph.nodes:
             if len(graph.predecessors(node.id)) > 1:
                 met = self._deliver.choose(node.stage)
-                met = met or self._env.routes.table.meeting_point(node.stage, uid)
-                if met is not None:
+                if met := met or self._env.routes.table.meeting_point(node.stage, uid):
                     joins[node.id] = met.actor_id
         return joins
 
@@ -293,11 +292,9 @@ class RequestOwner:
         """Cancel, and wait for a moment until it has ended so; no error if the request has ended."""
         self._table.status(uid)
         self._handle(CancelAsked(uid))
-        try:
+        with contextlib.suppress(TimeoutError):  # no stage works for it any more; its end is told when stored
             async with asyncio.timeout(_CANCEL_SECONDS):
                 await self._settled_one(uid)
-        except TimeoutError:
-            pass  # no stage works for it any more; its end is told when a store node has it
         return self._table.status(uid)
 
     async def _settled_one(self, uid: str) -> None:

@@ -239,7 +239,7 @@ async def test_what_is_not_plain_bytes_is_refused_before_it_is_sent(setting: Set
             await sender.send([b"head", memoryview(bytes(20))[::2]])
         for wrong in ("text", ["text"], [1]):
             with pytest.raises(TypeError):
-                await sender.send(wrong)  # type: ignore[arg-type]  # which is what it tests
+                await sender.send(wrong)  # type: ignore[arg-type]  # what is wrong is the point
         assert await sender.send(b"fine") == 0
         assert bytes((await next_of(box.receiver)).payload) == b"fine"
 
