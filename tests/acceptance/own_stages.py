@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -54,6 +55,21 @@ def _leave() -> None:
 def breakable(fault: str = "none") -> int:
     """One stage that may break itself."""
     return fragile(fault)
+
+
+@stage
+async def compute(ctx: StageContext[None], seconds: float) -> str:
+    """Never let anybody else run: a coroutine without a single await, in pure Python."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+    return "computed"
+
+
+@workflow
+def computing(seconds: float) -> str:
+    """It alone."""
+    return compute(seconds)
 
 
 async def load_slowly(ctx: StageContext[None]) -> AsyncIterator[None]:

@@ -209,10 +209,14 @@ def test_state_is_stored_before_what_relies_on_it() -> None:
 def test_acknowledged_changes_outlive_the_manager() -> None:
     """After many changes and as many managers, each has all that the ones before acknowledged (fault 35)."""
     cluster = Cluster(_CONFIG)
-    confirmed = set()
+    confirmed: set[str] = set()
+    stored: set[str] = set()
     for n in range(20):
         for effect in cluster.offer(make_workflow(f"w{n:02}", make_need(f"s{n}"))):
-            if isinstance(effect, ConfirmWorkflow):
+            if isinstance(effect, StoreState):
+                stored = {workflow.name for workflow in effect.state.workflows}
+            elif isinstance(effect, ConfirmWorkflow):
+                assert effect.name in stored, "it was said before it was stored"
                 confirmed.add(effect.name)
         cluster.restart_manager()
     assert {workflow.name for workflow in cluster.stored.workflows} == confirmed

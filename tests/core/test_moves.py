@@ -99,7 +99,7 @@ def test_copies_stay_apart() -> None:
 
 
 def test_it_warms_up_beside_where_the_memory_is_enough() -> None:
-    """The new one is loaded beside the old one if both fit, else the old one goes first."""
+    """The new one is loaded beside the old one if both fit, else the old one goes first (fault 91)."""
     model = _model(make_stage("x", 1.0, gib=40), make_stage("y", 1.0, gib=30))
     for gib, is_beside in ((80, True), (70, True), (60, False)):
         devices = _devices(3, gib=gib)

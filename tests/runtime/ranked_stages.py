@@ -118,7 +118,7 @@ async def load_the_weights(ctx: StageContext[None]) -> AsyncIterator[Traces]:
                 raise OSError("the weights are not there")
             case "_exit":
                 os._exit(7)
-    await ctx.run(time.sleep, 0.05)
+    await ctx.run(time.sleep, float(os.environ.get("ONEPIECE_TEST_LOAD_SECONDS", "0.05")))
     traces.write("end")
     yield traces
     traces.write("unload")

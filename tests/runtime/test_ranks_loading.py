@@ -28,11 +28,15 @@ def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list
     return lambda: [line.split()[0] for line in path.read_text().splitlines()]
 
 
-async def test_ranks_load_one_after_another(traces: Callable[[], list[str]]) -> None:
+async def test_ranks_load_one_after_another(
+    traces: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Never all at once, as each may have the whole weights in memory meanwhile (fault 87).
 
     Nor do those of other stages of the node, or of a group that is loaded anew.
     """
+    # More than lies between the starts of two processes.
+    monkeypatch.setenv("ONEPIECE_TEST_LOAD_SECONDS", "0.6")
     async with actor_rig(weighing) as rigged:
         await rigged.submit("a", word="hello")
         assert await rigged.outcome("a") == "hello"
