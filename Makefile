@@ -16,7 +16,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests in which somebody is judged by heartbeats or leases: they come first on the processors.
 SERVING := tests/acceptance tests/client tests/node tests/runtime tests/stages tests/core/test_etcd.py tests/transports/test_processes.py
 
-.PHONY: demo test test-full test-rdma test-rdma-quick test-serving test-parts setup setup-test lint explore explore-full chaos leaders simulate validate bench clean
+.PHONY: demo test test-full test-rdma test-rdma-quick test-serving test-parts setup setup-test lint explore explore-full chaos leaders simulate validate shift bench clean
 
 demo: setup
 	$(BIN)/python -m stages.demo
@@ -78,9 +78,11 @@ leaders: setup-test
 simulate: setup-test
 	$(BIN)/python -m simulations cluster --seed $(SEED) --seeds $(SEEDS) --jobs $(JOBS)
 
-# On real node processes, some minutes each; they want a machine that has little else to do.
+# On real node processes, seven and a half minutes and three; they want a machine that has little else to do.
 validate: setup-test
 	$(BIN)/python -m simulations validate
+
+shift: setup-test
 	$(BIN)/python -m simulations shift
 
 bench: setup-test

@@ -175,7 +175,7 @@ def cuda_use(index: int) -> tuple[int, int]:
 
 def cuda_forget(index: int) -> None:
     """Begin anew to look for the most that is used of a CUDA device."""
-    if is_imported():
+    if is_imported() and _module().cuda.is_initialized():
         _module().cuda.reset_peak_memory_stats(index)
 
 

@@ -129,6 +129,8 @@ FOLLOWERS_PER_REQUEST_MAX: Final = 64
 TENANT_CHARACTERS_MAX: Final = 128
 SIZE_CLASS_CHARACTERS_MAX: Final = 64
 SIZE_CLASSES_MAX: Final = 64
+REPORTED_CLASSES_MAX: Final = 16
+PREFETCH_SECONDS_MAX: Final = 300.0
 """Size classes of one stage whose times are told apart; the others share one."""
 FLOWS_MAX: Final = 1024
 """Workflows, tenants of one, and so on, that the door tells apart; the others share one."""

@@ -29,6 +29,7 @@ from onepiece.core.inventory import ActorReport, NodeInfo
 from onepiece.core.lending import LentReport
 from onepiece.core.membership import Expel
 from onepiece.core.placement_view import PlacementView
+from onepiece.core.prefetches import Prefetch, PrefetchReport, StopPrefetch
 from onepiece.core.routing import RouteEpoch, RouteTable
 from onepiece.errors import CodecError
 from onepiece.requests import Terms
@@ -362,10 +363,12 @@ class Heartbeat:
     routes: RouteEpoch
     drained: bool = False
     """It drains, and holds nothing any more."""
-    offered: Mapping[str, int] = field(factory=dict)
-    """Requests of each workflow that its proxy was asked for since the process began."""
+    offered: Mapping[str, Mapping[str, int]] = field(factory=dict)
+    """Requests of each workflow and size class that its proxy was asked for since the process began."""
     lent: LentReport | None = None
     """The jobs on its idle devices; None: it lends none."""
+    prefetches: tuple[PrefetchReport, ...] = ()
+    """What it was ordered to read in advance."""
 
 
 @register
@@ -462,5 +465,5 @@ class WorkflowRegistered:
     error: Mapping[str, Any] | None = None
 
 
-for _wire_class in (Assign, Unassign, Expel, ProxyLoad):
+for _wire_class in (Assign, Unassign, Prefetch, StopPrefetch, Expel, ProxyLoad):
     register(_wire_class)

@@ -2,8 +2,9 @@
 
 import contextlib
 import inspect
+import os
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Concatenate, Final, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
@@ -29,6 +30,9 @@ Body = Callable[Concatenate[StageContext[State], Inputs], Coroutine[Any, Any, Ou
 
 Merge = Callable[[list[Output]], Output]
 """Makes one result of the partial results of a stage's ranks, in the order of the ranks."""
+
+Weights = Callable[[], Iterable[str | os.PathLike[str]]]
+"""Names the files, or directories of files, that a stage loads."""
 
 _CONTEXT_NAMES: Final = frozenset({"ctx", "context", "_", "_ctx", "_context"})
 _NO_PARAMETER: Final = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY)
@@ -90,6 +94,8 @@ class Stage(Generic[State, Inputs, Output]):
     signature: inspect.Signature = field(repr=False)
     merge: "Merge[Output] | None" = field(default=None, kw_only=True)
     """Makes the result of what the ranks returned; None takes that of rank 0."""
+    prefetch: "Weights | None" = field(default=None, kw_only=True)
+    """What is read in advance, before an instance moves to a node; None: nothing."""
 
     def __call__(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
         """Draw a node, or call the function: see the class."""
@@ -138,6 +144,7 @@ def stage(
     *,
     resources: Gpu | Cpu = ...,
     setup: None = ...,
+    prefetch: "Weights | None" = ...,
     timeout: float | None = ...,
     instances: int = ...,
     isolation: Literal["thread", "loop", "process"] = ...,
@@ -152,6 +159,7 @@ def stage(
     *,
     resources: Gpu | Cpu = ...,
     setup: "Setup[State]",
+    prefetch: "Weights | None" = ...,
     timeout: float | None = ...,
     instances: int = ...,
     isolation: Literal["thread", "loop", "process"] = ...,
@@ -167,6 +175,7 @@ def stage(
     resources: Gpu | Cpu,
     merge: "Merge[Output]",
     setup: None = ...,
+    prefetch: "Weights | None" = ...,
     timeout: float | None = ...,
     instances: int = ...,
     isolation: Literal["thread", "loop", "process"] = ...,
@@ -182,6 +191,7 @@ def stage(
     resources: Gpu | Cpu,
     merge: "Merge[Output]",
     setup: "Setup[State]",
+    prefetch: "Weights | None" = ...,
     timeout: float | None = ...,
     instances: int = ...,
     isolation: Literal["thread", "loop", "process"] = ...,
@@ -198,6 +208,7 @@ def stage(
     resources: Gpu | Cpu = Cpu(),
     merge: Any = None,
     setup: Any = None,
+    prefetch: Any = None,
     timeout: float | None = None,
     instances: int = 1,
     isolation: Literal["thread", "loop", "process"] = "thread",
@@ -216,6 +227,9 @@ def stage(
             the ranks, whichever was first; it runs in rank 0. Without one the result is rank 0's.
         setup: An async generator function ``(context)`` that loads, yields the state, and unloads; it
             runs once for each instance.
+        prefetch: A plain function ``()`` that returns the paths of what ``setup`` will read, and may block,
+            to download it for instance. Where an instance takes the place of one of another stage, and both
+            do not fit side by side, these files are read into the page cache while the other still serves.
         timeout: Seconds that one call may take; None leaves it to the request's deadline.
         instances: How many are wanted when nothing is known of the demand yet.
         isolation: ``"thread"`` runs the coroutine on a thread of the device's own, where it may block;
@@ -235,6 +249,7 @@ def stage(
             function,
             name=str(name or getattr(function, "__name__", "")),
             setup=setup,
+            prefetch=prefetch,
             merge=merge,
             resources=_resources(resources, function),
             timeout_seconds=timeout,
@@ -252,6 +267,7 @@ def _define(
     *,
     name: str,
     setup: Any,
+    prefetch: Any,
     merge: Any,
     resources: Resources,
     timeout_seconds: float | None,
@@ -268,6 +284,8 @@ def _define(
         raise DefinitionError(f"{where}: setup must be an 'async def' with one 'yield' of the state")
     if isolation not in {each.value for each in Isolation}:
         raise DefinitionError(f"{where}: isolation is {isolation!r}; 'thread', 'loop' and 'process' exist")
+    if prefetch is not None and (not callable(prefetch) or inspect.iscoroutinefunction(prefetch)):
+        raise DefinitionError(f"{where}: prefetch is {prefetch!r}; a plain function that returns paths")
     isolation = _check_collaboration(where, resources.count, isolation, concurrency, merge)
     if isolation == Isolation.PROCESS.value and "<locals>" in function.__qualname__:
         raise DefinitionError(
@@ -297,7 +315,8 @@ def _define(
         concurrency=concurrency,
         checkpoint=checkpoint,
     )
-    return Stage(name, key, function, setup, spec, signature.replace(parameters=rest), merge=merge)
+    drawn = signature.replace(parameters=rest)
+    return Stage(name, key, function, setup, spec, drawn, merge=merge, prefetch=prefetch)
 
 
 def _check_context(where: str, function: Any, context: inspect.Parameter) -> None:

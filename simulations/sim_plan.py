@@ -113,10 +113,7 @@ class Plan:
         return self._moving(options) if self.rebalances else options
 
     def _moving(self, options: NodeOptions) -> NodeOptions:
-        """Each actor has a device for itself, and few are idle; what is retained has room for such a load.
-
-        Else nodes whose retained outputs fill their budget wait for one another, until deadlines pass.
-        """
+        """Each actor has a device for itself, and few are idle."""
         devices = tuple(f"cpu:{number}=4GiB" for number in range(-(-DEVICES_MOVING // self.nodes)))
         return evolve(
             options,
@@ -124,8 +121,6 @@ class Plan:
             rebalance=RebalanceMode.ON,
             rebalance_seconds=REBALANCE_SECONDS,
             requests_max=self.requests,
-            retain_memory_bytes=64 * MIB,
-            inbox_bytes=4 * MIB,
         )
 
     def without_faults(self) -> "Plan":

@@ -69,12 +69,10 @@ def diagnose(root: Path = Path("/")) -> tuple[Finding, ...]:
 def _found(look: Callable[[Path], Iterator[Finding]], root: Path) -> list[Finding]:
     try:
         return list(look(root))
-    except OSError as error:
-        return [
-            Finding(
-                look.__name__.strip("_").replace("_", " "), State.MISSING, f"cannot be looked at: {error}"
-            )
-        ]
+    except Exception as error:  # noqa: BLE001  # whatever one look meets, the others still have something to say
+        what = look.__name__.strip("_").replace("_", " ")
+        why = str(error) if isinstance(error, OSError) else repr(error)
+        return [Finding(what, State.MISSING, f"cannot be looked at: {why}")]
 
 
 def _system(_root: Path) -> Iterator[Finding]:
@@ -86,7 +84,10 @@ def _system(_root: Path) -> Iterator[Finding]:
 
 def _devices(root: Path) -> Iterator[Finding]:
     devices = devices_of(root / "sys/class/infiniband")
-    if not devices:
+    if not (root / "sys/class").is_dir():
+        fix = "mount -t sysfs sysfs /sys; in a container: do not mask /sys"
+        yield Finding("RDMA devices", State.MISSING, "cannot be looked at: /sys is not mounted", fix)
+    elif not devices:
         yield Finding(
             "RDMA devices",
             State.MISSING,
@@ -158,13 +159,23 @@ def _ucx_library(_root: Path) -> Iterator[Finding]:
     try:
         library = _libucp.load()
     except _libucp.UcpMissingError as error:
-        yield Finding("UCX", State.MISSING, str(error), "pip install 'onepiece[ucx]'")
+        yield Finding("UCX", State.MISSING, str(error), _ucx_fix())
         return
     yield Finding("UCX", State.THERE, f"version {library.version} at {library.path}")
     wire = asyncio.run(_ucx_wire())
     at_once = wire.startswith(("shm", "rdma"))
     fix = "" if at_once else "look at UCX_TLS, and at the size of shared memory"
     yield Finding("UCX's wire in this machine", State.THERE if at_once else State.MISSING, wire, fix)
+
+
+def _ucx_fix() -> str:
+    install = "pip install 'onepiece[ucx]'"
+    named = _libucp.LIBRARY_VARIABLE
+    return (
+        f"unset {named}, which goes before any other, or let it name a libucp; {install}"
+        if os.environ.get(named)
+        else install
+    )
 
 
 async def _ucx_wire() -> str:

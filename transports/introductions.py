@@ -17,8 +17,11 @@ from attrs import frozen
 
 from transports.errors import HandshakeRefused, LayoutMismatch, ProtocolError
 from transports.ring import LAYOUT_VERSION, Geometry
+from transports.ring.layout import GENERATION_MAX
 
 IDENTITY_BYTES_MAX: Final = 512
+_NUMBERS_END: Final = 1 << 63
+_LEASE_SECONDS_END: Final = 1e9
 
 _HELLO: Final = struct.Struct("<HH")
 _WELCOME: Final = struct.Struct("<HHQQdQ")
@@ -89,6 +92,14 @@ class Welcome:
         geometry = data[_WELCOME.size :]
         if len(geometry) != length:
             raise ProtocolError(f"a welcome promises {length} bytes of geometry and holds {len(geometry)}")
+        if not (
+            0 < generation <= GENERATION_MAX
+            and first_number < _NUMBERS_END
+            and 0 < lease_seconds < _LEASE_SECONDS_END
+        ):
+            raise ProtocolError(
+                f"a welcome with generation {generation}, number {first_number}, a lease of {lease_seconds} s"
+            )
         return cls(generation, first_number, lease_seconds, Geometry.from_bytes(geometry), pulled_max)
 
 

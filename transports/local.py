@@ -57,19 +57,19 @@ _CAPABILITIES: Final = Capabilities(
 )
 
 
-def _no_options(address: Address) -> None:
-    if address.options:
-        raise AddressError(f"{address}: local has no options")
-
-
 class LocalTransport(Transport):
     """Serves and reaches regions of this process."""
 
     scheme = "local"
 
+    def check(self, address: Address) -> None:
+        """Raise ``AddressError`` for any option."""
+        if address.options:
+            raise AddressError(f"{address}: local has no options")
+
     def listen(self, address: Address, options: Options) -> AbstractAsyncContextManager[Listener]:
         """Take the host's name within this process; raises ``ListenFailed`` if it is taken."""
-        _no_options(address)
+        self.check(address)
         return self._listening(address, options)
 
     @asynccontextmanager
@@ -86,7 +86,7 @@ class LocalTransport(Transport):
 
     async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
         """Open a session on a region of this process."""
-        _no_options(address)
+        self.check(address)
         listener = _LISTENERS.get(address.host)
         if listener is None:
             raise ConnectFailed(f"nobody listens on {address} in this process")

@@ -259,3 +259,6 @@ class Transport(ABC):
 
         Raises ``ConnectFailed``, ``HandshakeRefused`` and its kinds, ``OperationTimeout``.
         """
+
+    def check(self, address: Address) -> None:  # noqa: B027  # whoever knows no options may leave it out
+        """Raise ``AddressError`` for options that mean nothing, before anybody listens or connects."""

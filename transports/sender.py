@@ -275,7 +275,7 @@ class Sender:
             try:
                 await self._reconnect(error)
             except TransportError as final:
-                if not request.answer.done():
+                if not request.answer.done() and message in self._kept:
                     self._kept.remove(message)
                 request.fail(final)
                 raise
@@ -453,7 +453,7 @@ class Sender:
         """
         while True:
             await self._current().memory.close()
-            session = self._session = await self._link.open_again(cause, self._next_number)
+            session = self._session = await self._link.open_again(cause, self._next_number, self.delivered)
             self._let_go()
             try:
                 for message in tuple(self._kept):

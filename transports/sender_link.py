@@ -14,6 +14,7 @@ from transports.errors import (
     IdentityRefused,
     OperationTimeout,
     PeerLost,
+    ProtocolError,
     TransportError,
 )
 from transports.introductions import Hello, Welcome
@@ -80,12 +81,13 @@ class Link:
         memory = await self.transport.connect(self.address, self._hello(), self.options)
         return await self._begin(memory)
 
-    async def open_again(self, cause: TransportError, sent: int) -> Session:
+    async def open_again(self, cause: TransportError, sent: int, delivered: int = 0) -> Session:
         """Open a new session after ``cause`` ended the last one.
 
         Args:
             cause: Why the last session ended.
             sent: How many messages this identity has sent.
+            delivered: How many of them were seen to be taken.
 
         Raises:
             IdentityRefused: The receiver takes nothing from this identity any more.
@@ -110,12 +112,16 @@ class Link:
                     ) from error
             else:
                 session = await self._begin(memory)
-                if session.welcome.first_number <= sent:
+                taken = session.welcome.first_number
+                if delivered <= taken <= sent:
                     return session
                 await memory.close()
+                why = (
+                    "another sender uses this identity" if taken > sent else "it has forgotten this identity"
+                )
                 raise PeerLost(
-                    f"{self.address} has {session.welcome.first_number} messages of {self.identity!r}, of"
-                    f" which we sent {sent}: another sender uses this identity"
+                    f"{self.address} has {taken} messages of {self.identity!r}, of which we sent {sent} and"
+                    f" knew {delivered} to be taken: {why}"
                 )
             await asyncio.sleep(pause * self.rng.uniform(0.5, 1.0))
             pause = min(2 * pause, longest)
@@ -141,6 +147,10 @@ class Link:
             if self._generation not in {None, welcome.generation}:
                 raise PeerLost(
                     f"{self.address} was replaced by a new receiver, which knows nothing of before"
+                )
+            if not 1 <= memory.session <= welcome.geometry.session_count:
+                raise ProtocolError(
+                    f"{self.address} opened session {memory.session} of {welcome.geometry.session_count}"
                 )
             producer = Producer(
                 welcome.geometry,

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Generator
 from functools import partial
 from typing import Any
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from transports.errors import RingFull
 from transports.operations import Bytes
@@ -23,7 +23,7 @@ class Undelivered:
     number: int
     kind: int
     flags: int
-    buffers: tuple[Bytes, ...]
+    buffers: tuple[Bytes, ...] = field(repr=False)
 
 
 @define(eq=False)

@@ -51,8 +51,13 @@ class TcpTransport(Transport):
 
     scheme = "tcp"
 
+    def check(self, address: Address) -> None:
+        """Raise ``AddressError`` for options that mean nothing."""
+        Bypass.of(address)
+
     def listen(self, address: Address, options: Options) -> AbstractAsyncContextManager[Listener]:
         """Bind host and port (0: a free one); raises ``ListenFailed``."""
+        self.check(address)
         return self._listening(address, options)
 
     @asynccontextmanager
@@ -82,6 +87,7 @@ class TcpTransport(Transport):
 
     async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
         """Open a session on the region that ``address`` names."""
+        self.check(address)
         context = _producer_tls(address, options)
         try:
             async with asyncio.timeout(options.connect_timeout_seconds):

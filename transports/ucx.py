@@ -42,16 +42,18 @@ class UcxTransport(TcpTransport):
         except UcpMissingError as error:
             raise UnknownScheme(f"ucx:// cannot be used: {error}") from error
 
+    def check(self, address: Address) -> None:
+        """Raise ``AddressError`` for options that mean nothing."""
+        Requirement.of(address)
+
     def listen(self, address: Address, options: Options) -> AbstractAsyncContextManager[Listener]:
         """Bind host and port (0: a free one); raises ``ListenFailed``."""
-        Requirement.of(address)
         if _wants_tls(options):
             raise ListenFailed(f"cannot listen on {address}: {_NO_TLS}")
         return super().listen(address, options)
 
     async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
         """Open a session on the region that ``address`` names."""
-        Requirement.of(address)
         if _wants_tls(options):
             raise ConnectFailed(f"cannot connect to {address}: {_NO_TLS}")
         try:

@@ -46,16 +46,18 @@ class VerbsTransport(TcpTransport):
         except VerbsMissingError as error:
             raise UnknownScheme(f"verbs:// cannot be used: {error}") from error
 
+    def check(self, address: Address) -> None:
+        """Raise ``AddressError`` for options that mean nothing, here or in the environment."""
+        _wanted(address)
+
     def listen(self, address: Address, options: Options) -> AbstractAsyncContextManager[Listener]:
         """Bind host and port (0: a free one) and open a device; raises ``ListenFailed``."""
-        _wanted(address)
         if _wants_tls(options):
             raise ListenFailed(f"cannot listen on {address}: {_NO_TLS}")
         return super().listen(address, options)
 
     async def connect(self, address: Address, hello: bytes, options: Options) -> RemoteMemory:
         """Open a session on the region that ``address`` names."""
-        _wanted(address)
         if _wants_tls(options):
             raise ConnectFailed(f"cannot connect to {address}: {_NO_TLS}")
         return await super().connect(address, hello, options)

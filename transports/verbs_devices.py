@@ -252,17 +252,25 @@ def _ports(folder: Path) -> tuple[Port, ...]:
             state=_text(path / "state").partition(": ")[2],
             rate=_text(path / "rate"),
             gids=_gids(path),
-            lid=int(_text(path / "lid") or "0", 16),
+            lid=_lid(path),
         )
         for path in _entries(folder)
+        if path.name.isdecimal()
     )
+
+
+def _lid(port: Path) -> int:
+    try:
+        return int(_text(port / "lid") or "0", 16)
+    except ValueError:
+        return 0
 
 
 def _gids(port: Path) -> tuple[Gid, ...]:
     gids: list[Gid] = []
     empty = 0
-    for path in list(_entries(port / "gids"))[:GIDS_MAX]:
-        address = ipaddress.IPv6Address(_text(path) or "::")
+    for path in [entry for entry in _entries(port / "gids") if entry.name.isdecimal()][:GIDS_MAX]:
+        address = _gid(path)
         empty = empty + 1 if address.is_unspecified else 0
         if empty > _EMPTY_MAX:
             break
@@ -272,9 +280,16 @@ def _gids(port: Path) -> tuple[Gid, ...]:
     return tuple(gids)
 
 
+def _gid(path: Path) -> ipaddress.IPv6Address:
+    try:
+        return ipaddress.IPv6Address(_text(path) or "::")
+    except ValueError:
+        return ipaddress.IPv6Address("::")
+
+
 def _text(path: Path) -> str:
     """A file's words; none if it cannot be read, as entries that are not in use cannot."""
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""

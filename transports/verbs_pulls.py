@@ -36,6 +36,7 @@ _PIECE_BYTES: Final = 256 << 10
 _PINNED_BYTES_MAX: Final = 256 << 20
 """What a session registers for its peer; registering takes the event loop 0.1 ms for each MiB or so."""
 _PART: Final = Struct("<QQI")
+_ADDRESSES: Final = 1 << 64
 _PLAIN_BYTES: Final = len(frames.export_key(0, 0))
 _PARTS_MAX: Final = (KEY_BYTES_MAX - _PLAIN_BYTES) // _PART.size
 _LOG: Final = logging.getLogger(__name__)
@@ -76,9 +77,14 @@ def parts_of(key: bytes, length: int) -> list[Part]:
     if len(rest) % _PART.size:
         raise ExportGone(f"an export's key of {len(key)} bytes is none of this transport's")
     parts = [Part(*each) for each in _PART.iter_unpack(rest)]
-    if sum(part.length for part in parts) != length or not all(part.length for part in parts):
+    if sum(part.length for part in parts) != length or not all(map(_can_be, parts)):
         raise ExportGone(f"an export whose parts are not the {length} bytes that were asked for")
     return parts
+
+
+def _can_be(part: Part) -> bool:
+    """It has bytes, and none beyond the largest address."""
+    return 0 < part.length <= _ADDRESSES - part.address
 
 
 def windows_of(parts: Sequence[Part], piece_bytes: int, pieces_max: int) -> list[list[Part]]:

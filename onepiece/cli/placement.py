@@ -8,7 +8,8 @@ from onepiece.cli.columns import bytes_text, columns, seconds_text
 
 def placement_text(found: Mapping[str, Any]) -> str:
     """Tables of stages, moves and idle devices, and why there are no more moves."""
-    head = ["STAGE", "WANTED", "READY", "LOADING", "LEAVING", "LIMITS", "BUSY", "RUN", "LOAD", "PROBLEM"]
+    head = ["STAGE", "WANTED", "READY", "LOADING", "LEAVING", "LIMITS", "BUSY", "RUN", "LOAD"]
+    head += ["MEMORY", "TAKES", "PROBLEM"]
     parts = [columns(head, [_stage_row(stage) for stage in found["stages"]])]
     if found["rates"]:
         rates = ", ".join(f"{name} {rate:.3g}/s" for name, rate in found["rates"].items())
@@ -39,6 +40,8 @@ def _stage_row(stage: Mapping[str, Any]) -> Sequence[str]:
         "-" if stage["utilisation"] is None else f"{stage['utilisation']:.0%}",
         _seconds(stage["seconds"]),
         _seconds(stage["load_seconds"]),
+        bytes_text(stage["memory_bytes"]),
+        "-" if stage["seen_bytes"] is None else bytes_text(stage["seen_bytes"]),
         stage["problem"] or "-",
     ]
 

@@ -1,4 +1,4 @@
-"""The manager's state as records: one with the numbers, one with the moves, one for each registered workflow.
+"""The manager's state as records: of the numbers, the moves, the sizes, and of each registered workflow.
 
 Whatever keeps them (a file, etcd) keeps the same bytes under the same keys, and writes only those that
 have changed.
@@ -17,6 +17,7 @@ from onepiece.errors import CodecError, ConfigError
 
 COUNTERS: Final = b"counters"
 _MOVES: Final = b"moves"
+_SIZES: Final = b"sizes"
 _WORKFLOW: Final = b"workflow/"
 
 _T = TypeVar("_T")
@@ -40,6 +41,14 @@ class ManagerMoves:
     moves: tuple[PendingMove, ...]
 
 
+@register
+@frozen
+class ManagerSizes:
+    """What instances of stages were measured to take, of a ``ManagerState``."""
+
+    seen_bytes: Mapping[str, int]
+
+
 register(RegisteredWorkflow)
 
 
@@ -47,6 +56,7 @@ def to_records(state: ManagerState) -> dict[bytes, bytes]:
     """The records of a state by key."""
     records = {COUNTERS: encode_control(ManagerCounters(state.epoch, state.next_actor_id))}
     records[_MOVES] = encode_control(ManagerMoves(state.demand, state.moves))
+    records[_SIZES] = encode_control(ManagerSizes(state.seen_bytes))
     return records | {_WORKFLOW + each.name.encode(): encode_control(each) for each in state.workflows}
 
 
@@ -61,7 +71,7 @@ def from_records(records: Mapping[bytes, bytes], place: str, way_out: str) -> Ma
     Raises:
         ConfigError: They are of another version of OnePiece.
     """
-    counters, moves = ManagerCounters(0, 1), ManagerMoves({}, ())
+    counters, moves, sizes = ManagerCounters(0, 1), ManagerMoves({}, ()), ManagerSizes({})
     workflows: list[RegisteredWorkflow] = []
     for key, value in records.items():
         try:
@@ -69,6 +79,8 @@ def from_records(records: Mapping[bytes, bytes], place: str, way_out: str) -> Ma
                 counters = _decoded(value, ManagerCounters)
             elif key == _MOVES:
                 moves = _decoded(value, ManagerMoves)
+            elif key == _SIZES:
+                sizes = _decoded(value, ManagerSizes)
             else:
                 workflows.append(_decoded(value, RegisteredWorkflow))
         except CodecError as error:
@@ -77,7 +89,14 @@ def from_records(records: Mapping[bytes, bytes], place: str, way_out: str) -> Ma
                 f"start that version, or {way_out} and register the workflows again"
             ) from error
     workflows.sort(key=lambda workflow: workflow.name)
-    return ManagerState(counters.epoch, counters.next_actor_id, tuple(workflows), moves.demand, moves.moves)
+    return ManagerState(
+        counters.epoch,
+        counters.next_actor_id,
+        tuple(workflows),
+        moves.demand,
+        moves.moves,
+        sizes.seen_bytes,
+    )
 
 
 def _decoded(value: bytes, wanted: type[_T]) -> _T:

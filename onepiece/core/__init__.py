@@ -14,10 +14,13 @@ planning       how many instances a rate needs, or what a number of GPUs bears
 spans          random lengths of time: sums, the longest, quantiles
 membership     which nodes belong to the set
 packing        on which devices new instances go (a pure function)
+stage_sizes    what instances take, as declared and as measured
 actors         the life of one stage actor
 placement      which actors there should be
 moving_actors  the orders that carry out moves
+prefetches     what nodes read before an instance moves there
 move_book      what becomes of the moves under way
+run_times      how long runs of stages take, by what actors report
 balance        how busy stages are, by what nodes report, and so what moves
 moves          which instances should change their stage under a load (a pure function)
 idle_devices   which devices no actor uses (and what they are lent to)

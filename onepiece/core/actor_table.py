@@ -9,19 +9,22 @@ from typing import Final
 from attrs import define, evolve, field
 
 from onepiece.core.actors import Actor, ActorLife, ActorTrigger, Assign, Unassign
-from onepiece.core.inventory import RegisteredWorkflow, StageNeed, shortened, users_of
+from onepiece.core.inventory import ActorReport, RegisteredWorkflow, StageNeed, shortened, users_of
 from onepiece.core.machine import Machine
 from onepiece.core.packing import Chosen, Room
 from onepiece.core.placement_events import (
     ActorFailed,
+    KeepSizes,
     PlacementConfig,
     PlacementEffect,
     PlacementEvent,
     ReserveActorIds,
     SendAssign,
     SendUnassign,
+    StageExceeded,
 )
 from onepiece.core.retries import Trouble
+from onepiece.core.stage_sizes import StageSizes
 from onepiece.core.workers import Worker, rooms_of
 
 _ID_BLOCK: Final = 64
@@ -42,6 +45,8 @@ class ActorTable(Machine[PlacementEvent, PlacementEffect]):
     _workers: dict[str, Worker] = field(factory=dict, init=False)
     _actors: dict[int, Actor] = field(factory=dict, init=False)
     _troubles: dict[str, Trouble] = field(factory=dict, init=False)
+    sizes: StageSizes = field(factory=StageSizes)
+    """What instances were measured to take."""
     _is_dirty: bool = field(default=False, init=False)
     """What should be is to be compared with what is."""
     revision: int = field(default=0, init=False)
@@ -128,9 +133,38 @@ class ActorTable(Machine[PlacementEvent, PlacementEffect]):
             ordered_at=now,
         )
 
+    def rooms(self, *, only_taking: bool = False) -> list[Room]:
+        """The devices of all workers (or of those that take new actors), with what is on them."""
+        actors = [self._sized(actor) for actor in self._actors.values()]
+        return rooms_of(self._workers.values(), actors, only_taking=only_taking)
+
     def _rooms(self, *, only_taking: bool = False) -> dict[tuple[str, str], Room]:
-        rooms = rooms_of(self._workers.values(), self._actors.values(), only_taking=only_taking)
-        return {(room.node_id, room.device): room for room in rooms}
+        return {(room.node_id, room.device): room for room in self.rooms(only_taking=only_taking)}
+
+    def _sized(self, actor: Actor) -> Actor:
+        """With what instances of its stage were measured to take, if that is more than was promised."""
+        need = self._needs.get(actor.stage)
+        if need is None or actor.stage not in self.sizes.seen:
+            return actor
+        return evolve(actor, memory_bytes=max(actor.memory_bytes, self.sizes.wanted_bytes(need)))
+
+    def _sized_needs(self) -> dict[str, StageNeed]:
+        """What new instances need, as declared and as measured."""
+        if not self.sizes.seen:
+            return dict(self._needs)
+        return self.sizes.needs(self._needs, rooms_of(self._workers.values(), ()))
+
+    def _note_size(self, actor: Actor, report: ActorReport) -> list[PlacementEffect]:
+        """Take up what an actor was measured to take."""
+        before, need = self.sizes, self._needs[actor.stage]
+        self.sizes = before.told(actor.stage, report.work.memory_bytes)
+        if self.sizes is before:
+            return []
+        seen = self.sizes.seen[actor.stage]
+        effects: list[PlacementEffect] = [KeepSizes(self.sizes.seen)]
+        if seen > need.memory_bytes:
+            effects.append(StageExceeded(actor.stage, actor.node_id, need.memory_bytes, seen))
+        return effects
 
     # --- queries
 

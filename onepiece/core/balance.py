@@ -2,8 +2,8 @@
 
 It is told each heartbeat and looks every ``look_seconds``. What it promises:
 
-* Service times are those that were measured: the mean and spread of the latest ``SAMPLES_MAX`` runs or so of
-  a stage, by all of its actors together; older ones fade. What a load takes is that of the latest ones. A
+* Service times are those that were measured (``run_times``), by size class: where the mix of classes shifts,
+  so does what is asked of each stage. What a load takes is that of the latest ones. A
   workflow with a stage that has not finished any run yet is no demand so far, and a stage of which nothing
   was measured neither gives nor takes.
 * A stage of which such a workflow was asked for gives nothing either, as its load is not known whole.
@@ -17,17 +17,16 @@ After a restart all of it is measured anew.
 """
 
 import enum
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from onepiece.core.actors import Actor, ActorLife
 from onepiece.core.capacity import CapacityModel, WorkflowShape
 from onepiece.core.give_back import GiveBack
-from onepiece.core.inventory import ActorReport, DeviceKind, RegisteredWorkflow, StageNeed, StageWork
+from onepiece.core.inventory import ActorReport, DeviceKind, RegisteredWorkflow, StageNeed
 from onepiece.core.machine import Machine
 from onepiece.core.move_board import DeviceInfo, PlacedActor, StageLimits
 from onepiece.core.moves import Decision, Move, MovePolicy
@@ -38,11 +37,12 @@ from onepiece.core.rebalance import (
     SetChanged,
     TimesMeasured,
 )
+from onepiece.core.run_times import RunTimes
 from onepiece.core.service_times import ANY_SIZE, StageProfile, Timing
 from onepiece.core.workers import Worker, rooms_of
 
-SAMPLES_MAX: Final = 256
-_SECONDS_MIN: Final = 1e-6
+Kind: TypeAlias = tuple[str, str]
+"""Workflow and size class."""
 _NOBODY: Final = ""
 """The stage of an actor that is about to end: it takes room, and is nobody's instance any more."""
 
@@ -88,7 +88,8 @@ class NodeTold:
     node_id: str
     incarnation: int
     actors: tuple[ActorReport, ...]
-    offered: Mapping[str, int]
+    offered: Mapping[str, Mapping[str, int]]
+    """By workflow and size class."""
 
 
 @frozen
@@ -123,54 +124,27 @@ class ProposeMoves:
 # --- the machine -------------------------------------------------------------------------------
 
 
-@frozen
-class _Sums:
-    """Of runs, their seconds and the squares of these; the older ones count less."""
-
-    runs: float = 0.0
-    seconds: float = 0.0
-    squares: float = 0.0
-
-    def with_more(self, before: StageWork, now: StageWork) -> "_Sums":
-        """What an actor has done since, added."""
-        more = now.runs - before.runs
-        total = self.runs + more
-        is_full = total > SAMPLES_MAX and self.runs > 0
-        fade = max(0.0, min(1.0, (SAMPLES_MAX - more) / self.runs)) if is_full else 1.0
-        return _Sums(
-            self.runs * fade + more,
-            self.seconds * fade + now.seconds - before.seconds,
-            self.squares * fade + now.squares - before.squares,
-        )
-
-    def timing(self) -> Timing:
-        """Mean and spread."""
-        mean = self.seconds / self.runs
-        spread = math.sqrt(max(0.0, self.squares / self.runs - mean * mean))
-        return Timing(max(mean, _SECONDS_MIN), spread, samples=max(1, round(self.runs)))
-
-
 @define(kw_only=True, eq=False)
 class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
     """From reports to moves; see the module's text."""
 
     story_entries_max: int = 16
     config: BalanceConfig = field(factory=BalanceConfig)
-    _work: dict[int, StageWork] = field(factory=dict, init=False)
-    """By actor, as last reported."""
-    _sums: dict[str, _Sums] = field(factory=dict, init=False)
+    _times: RunTimes = field(factory=RunTimes, init=False)
+    _load_told: dict[int, float] = field(factory=dict, init=False)
+    """By actor: what it said last that its load took."""
     _loads: dict[str, float] = field(factory=dict, init=False)
     _concurrency: dict[str, int] = field(factory=dict, init=False)
-    _offered: dict[str, tuple[int, Mapping[str, int]]] = field(factory=dict, init=False)
+    _offered: dict[str, tuple[int, Mapping[Kind, int]]] = field(factory=dict, init=False)
     """By node: its incarnation, and what its proxy had been asked for."""
-    _counts: dict[str, int] = field(factory=dict, init=False)
-    """Requests by workflow since the last look."""
+    _counts: dict[Kind, int] = field(factory=dict, init=False)
+    """Requests by workflow and size class since the last look."""
     _in_hand: dict[int, int] = field(factory=dict, init=False)
     """By actor: the stage tasks that are queued and running there."""
     _asked_for: set[str] = field(factory=set, init=False)
     """The workflows that any request came for."""
     rates: dict[str, float] = field(factory=dict, init=False)
-    """Requests a second by workflow between the last two looks."""
+    """Requests a second between the last two looks, by workflow, or ``workflow/class`` where one is named."""
     _rebalance: RebalanceMachine = field(init=False)
     _looked_at: float | None = field(default=None, init=False)
 
@@ -184,8 +158,7 @@ class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
 
     def timing(self, stage: str) -> Timing | None:
         """What was measured of a stage."""
-        sums = self._sums.get(stage)
-        return sums.timing() if sums is not None and sums.runs else None
+        return self._times.timing(stage)
 
     def load_seconds(self, stage: str) -> float | None:
         """What it takes to load the stage."""
@@ -200,7 +173,7 @@ class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
     def check_invariants(self) -> None:
         """Nothing was counted backwards."""
         assert all(count >= 0 for count in self._counts.values())
-        assert all(sums.runs >= 0 for sums in self._sums.values())
+        self._times.check_invariants()
 
     def _react(self, event: BalanceEvent, now: float) -> list[ProposeMoves]:
         match event:
@@ -217,30 +190,27 @@ class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
             return
         for report in event.actors:
             self._take_work(report)
+        offered = {(name, each): n for name, of in event.offered.items() for each, n in of.items()}
         known = self._offered.get(event.node_id)
         if known is not None and known[0] > event.incarnation:
             return
         if known is not None and known[0] == event.incarnation:
-            for workflow, count in event.offered.items():
-                more = max(0, count - known[1].get(workflow, 0))
-                self._counts[workflow] = self._counts.get(workflow, 0) + more
-            if any(count < known[1].get(workflow, 0) for workflow, count in event.offered.items()):
+            for kind, count in offered.items():
+                more = max(0, count - known[1].get(kind, 0))
+                self._counts[kind] = self._counts.get(kind, 0) + more
+            if any(count < known[1].get(kind, 0) for kind, count in offered.items()):
                 return  # an older heartbeat
-        if event.offered or known is not None:
-            self._offered[event.node_id] = (event.incarnation, event.offered)
+        if offered or known is not None:
+            self._offered[event.node_id] = (event.incarnation, offered)
 
     def _take_work(self, report: ActorReport) -> None:
-        work, before = report.work, self._work.get(report.actor_id, StageWork())
+        took = report.work.load_seconds
         self._in_hand[report.actor_id] = report.queued + report.running
-        if work.load_seconds is not None and work.load_seconds != before.load_seconds:
-            known = self._loads.get(report.stage, work.load_seconds)
-            self._loads[report.stage] = (known + work.load_seconds) / 2
-        self._concurrency[report.stage] = max(1, work.concurrency)
-        if work.runs > before.runs and work.seconds >= before.seconds:
-            sums = self._sums.get(report.stage, _Sums())
-            self._sums[report.stage] = sums.with_more(before, work)
-        if work.runs >= before.runs:
-            self._work[report.actor_id] = work
+        if took is not None and took != self._load_told.get(report.actor_id):
+            self._load_told[report.actor_id] = took
+            self._loads[report.stage] = (self._loads.get(report.stage, took) + took) / 2
+        self._concurrency[report.stage] = max(1, report.work.concurrency)
+        self._times.take(report)
 
     # --- what is seen
 
@@ -253,13 +223,16 @@ class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
             return []
         names = {workflow.name for workflow in seen.workflows}
         seconds = now - before
-        self.rates = {name: counts.get(name, 0) / seconds for name in sorted(names)}
-        self._asked_for = (self._asked_for | {name for name, count in counts.items() if count}) & names
+        self.rates = dict.fromkeys(sorted(names), 0.0)
+        for (name, size_class), count in sorted(counts.items()):
+            if name in names:
+                self.rates[f"{name}/{size_class}" if size_class else name] = count / seconds
+        self._asked_for = (self._asked_for | {name for (name, _), count in counts.items() if count}) & names
         placed = tuple(_placed(actor, seen) for actor in actors)
         model = self._model(seen)
         self._rebalance.handle(TimesMeasured(model, seen.limits, self._held(seen, model)), now)
         self._rebalance.handle(SetChanged(_devices(seen), placed), now)
-        requests = {(name, ANY_SIZE): count for name, count in counts.items() if name in names}
+        requests = self._known_kinds({kind: count for kind, count in counts.items() if kind[0] in names})
         in_hand: Counter[str] = Counter()
         for actor in actors:
             in_hand[actor.stage] += self._in_hand.get(actor.actor_id, 0)
@@ -267,6 +240,13 @@ class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
         if self.config.mode is not RebalanceMode.ON:
             return []
         return [ProposeMoves(order.decision.moves, order.decision.gives_back) for order in orders]
+
+    def _known_kinds(self, counts: Mapping[Kind, int]) -> dict[Kind, int]:
+        """A class that no stage has finished a run of counts as any."""
+        known, found = self._times.classes(), Counter[Kind]()
+        for (name, size_class), count in counts.items():
+            found[name, size_class if size_class in known else ANY_SIZE] += count
+        return dict(found)
 
     def _held(self, seen: LookedAround, model: CapacityModel) -> frozenset[str]:
         """Stages whose load is not known whole: a workflow that is asked for has not been measured."""
@@ -276,9 +256,10 @@ class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
     def _forget(self, seen: LookedAround, actors: Iterable[Actor]) -> None:
         """Keep what belongs to the actors, stages and nodes that there are."""
         there = {actor.actor_id for actor in actors}
-        self._work = {actor_id: work for actor_id, work in self._work.items() if actor_id in there}
+        self._times.keep(there, seen.needs.keys())
+        self._load_told = {actor_id: took for actor_id, took in self._load_told.items() if actor_id in there}
         self._in_hand = {actor_id: count for actor_id, count in self._in_hand.items() if actor_id in there}
-        for table in (self._sums, self._loads, self._concurrency):
+        for table in (self._loads, self._concurrency):
             for stage in table.keys() - seen.needs.keys():
                 del table[stage]
 
@@ -287,11 +268,13 @@ class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
         self._offered.pop(node_id, None)
 
     def _model(self, seen: LookedAround) -> CapacityModel:
-        profiles = {
-            stage: self._profile(need, timing, on_cpu=seen.on_cpu)
-            for stage, need in seen.needs.items()
-            if (timing := self.timing(stage)) is not None
-        }
+        classes = sorted(self._times.classes())
+        profiles = {}
+        for stage, need in seen.needs.items():
+            timings = [self._times.timing(stage, size_class) for size_class in classes]
+            measured = [timing for timing in timings if timing is not None]
+            if measured:
+                profiles[stage] = self._profile(need, measured, on_cpu=seen.on_cpu)
         shapes = [
             WorkflowShape.line(workflow.name, workflow.path)
             for workflow in seen.workflows
@@ -299,13 +282,10 @@ class BalanceMachine(Machine[BalanceEvent, ProposeMoves]):
         ]
         return CapacityModel.of(profiles.values(), shapes)
 
-    def _profile(self, need: StageNeed, timing: Timing, *, on_cpu: bool) -> StageProfile:
-        timing = Timing(
-            timing.mean_seconds, timing.spread_seconds, devices=need.device_count, samples=timing.samples
-        )
+    def _profile(self, need: StageNeed, timings: Iterable[Timing], *, on_cpu: bool) -> StageProfile:
         return StageProfile(
             need.stage,
-            (timing,),
+            tuple(evolve(timing, devices=need.device_count) for timing in timings),
             kind=DeviceKind.CPU if on_cpu else need.kind,
             devices=need.device_count,
             concurrency=self._concurrency.get(need.stage, 1),

@@ -11,6 +11,8 @@ from typing import Final, Protocol, Self
 
 from attrs import evolve, field, frozen, validators
 
+from onepiece.limits import REPORTED_CLASSES_MAX
+
 
 class DeviceKind(enum.StrEnum):
     """What a device is; a stage asks for one kind."""
@@ -71,18 +73,12 @@ class NodeInfo:
 
 
 @frozen
-class StageWork:
-    """What an actor has done since it began: finished runs, the sum of their seconds, and of the squares.
-
-    ``load_seconds`` is what its last load took, None before the first one is done; ``concurrency`` how
-    many runs it takes at once.
-    """
+class RunSums:
+    """Finished runs, the sum of their seconds, and of the squares."""
 
     runs: int = 0
     seconds: float = 0.0
     squares: float = 0.0
-    load_seconds: float | None = None
-    concurrency: int = 1
 
     def with_run(self, seconds: float) -> Self:
         """One more run."""
@@ -91,6 +87,45 @@ class StageWork:
             runs=self.runs + 1,
             seconds=self.seconds + seconds,
             squares=self.squares + seconds * seconds,
+        )
+
+
+@frozen
+class StageWork:
+    """What an actor has done since it began: finished runs, the sum of their seconds, and of the squares.
+
+    ``classes`` are those of them whose requests named a size class, by class, as far as there is room for.
+    ``load_seconds`` is what its last load took, None before the first one is done; ``concurrency`` how
+    many runs it takes at once; ``memory_bytes`` what it has taken of each of its devices at most, 0 where
+    that could not be told.
+    """
+
+    runs: int = 0
+    seconds: float = 0.0
+    squares: float = 0.0
+    load_seconds: float | None = None
+    concurrency: int = 1
+    memory_bytes: int = 0
+    classes: Mapping[str, RunSums] = field(factory=dict)
+
+    @property
+    def all_runs(self) -> RunSums:
+        """Of all classes together."""
+        return RunSums(self.runs, self.seconds, self.squares)
+
+    def with_run(self, seconds: float, memory_bytes: int = 0, size_class: str = "") -> Self:
+        """One more run, and what has been taken of each device at most since the last load."""
+        runs = self.all_runs.with_run(seconds)
+        classes = self.classes
+        if size_class and (size_class in classes or len(classes) < REPORTED_CLASSES_MAX):
+            classes = {**classes, size_class: classes.get(size_class, RunSums()).with_run(seconds)}
+        return evolve(
+            self,
+            runs=runs.runs,
+            seconds=runs.seconds,
+            squares=runs.squares,
+            memory_bytes=max(self.memory_bytes, memory_bytes),
+            classes=classes,
         )
 
 

@@ -54,13 +54,16 @@ from onepiece.core.placement_events import (
     ActorsReported,
     DemandChanged,
     KeepMoves,
+    KeepSizes,
     MovesOrdered,
     MoveTold,
     PlacementConfig,
     PlacementEvent,
     ReserveActorIds,
     SendAssign,
+    SendPrefetch,
     SendUnassign,
+    StageExceeded,
     TimePassed,
     WorkerChanged,
     WorkerDied,
@@ -69,15 +72,14 @@ from onepiece.core.placement_events import (
 )
 from onepiece.core.placement_view import PlacementView
 from onepiece.core.registration import why_not_same, why_not_shared
+from onepiece.core.route_rows import actor_route, node_route, workflow_route
 from onepiece.core.routing import (
-    ActorRoute,
-    NodeRoute,
     Problem,
     RouteEpoch,
     RouteTable,
-    WorkflowRoute,
     next_table,
 )
+from onepiece.core.stage_sizes import StageSizes
 
 _PROBLEMS_MAX: Final = 64
 
@@ -104,7 +106,8 @@ class ManagerState:
     """What outlives a manager: kept by the coordinator, handed to the next one that leads.
 
     ``epoch`` is the leading manager's, and grows with each; ``next_actor_id`` is above all ids that
-    may have been used. ``demand`` and ``moves`` are those of the ``MoveBook``.
+    may have been used. ``demand`` and ``moves`` are those of the ``MoveBook``, ``seen_bytes`` those of the
+    ``StageSizes``.
     """
 
     epoch: int = 0
@@ -112,6 +115,7 @@ class ManagerState:
     workflows: tuple[RegisteredWorkflow, ...] = ()
     demand: Mapping[str, int] = field(factory=dict)
     moves: tuple[PendingMove, ...] = ()
+    seen_bytes: Mapping[str, int] = field(factory=dict)
 
 
 # --- events ------------------------------------------------------------------------------------
@@ -189,12 +193,14 @@ ManagerEffect: TypeAlias = (
     | SendRoutes
     | SendAssign
     | SendUnassign
+    | SendPrefetch
     | Expel
     | MoveTold
+    | StageExceeded
     | ActorFailed
     | MembershipNotice
 )
-"""``MoveTold``, ``ActorFailed`` and membership's notices are for the log; the others ask for something."""
+"""``MoveTold``, ``StageExceeded``, ``ActorFailed`` and membership's notices are for the log."""
 
 
 # --- the machine -------------------------------------------------------------------------------
@@ -235,6 +241,7 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
             first_actor_id=self.state.next_actor_id,
             workflows=self.state.workflows,
             book=MoveBook(demand=self.state.demand, pending=self.state.moves),
+            sizes=StageSizes(self.state.seen_bytes),
         )
         self._balance = BalanceMachine(config=self.config.balance)
         self._table = RouteTable(RouteEpoch(self.state.epoch, 0))
@@ -365,7 +372,7 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         effects: list[ManagerEffect] = []
         if worker.suspect or worker.draining != event.draining:
             effects += self._place(WorkerChanged(node_id, suspect=False, draining=event.draining), now)
-        return effects + self._place(ActorsReported(node_id, event.actors), now)
+        return effects + self._place(ActorsReported(node_id, event.actors, event.prefetches), now)
 
     def _on_offered(self, event: WorkflowOffered, now: float) -> list[ManagerEffect]:
         offered = event.workflow
@@ -408,6 +415,8 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
             match effect:
                 case ReserveActorIds(below):
                     effects += self._store(evolve(self.state, next_actor_id=below))
+                case KeepSizes(seen):
+                    effects += self._store(evolve(self.state, seen_bytes=seen))
                 case KeepMoves(demand, moves):
                     effects += self._store(evolve(self.state, demand=demand, moves=moves))
                 case _:
@@ -458,40 +467,8 @@ class ManagerMachine(Machine[ManagerEvent, ManagerEffect]):
         problems = sorted(self._placement.problems().items())[:_PROBLEMS_MAX]
         return RouteTable(
             epoch=self._table.epoch,
-            nodes=tuple(_node_route(member) for member in members),
-            actors=tuple(_actor_route(actor) for _, actor in sorted(self.actors.items())),
-            workflows=tuple(_workflow_route(workflow) for workflow in self.state.workflows),
+            nodes=tuple(node_route(member) for member in members),
+            actors=tuple(actor_route(actor) for _, actor in sorted(self.actors.items())),
+            workflows=tuple(workflow_route(workflow) for workflow in self.state.workflows),
             problems=tuple(Problem(stage, message) for stage, message in problems),
         )
-
-
-def _node_route(member: Member) -> NodeRoute:
-    node = member.node
-    return NodeRoute(
-        node_id=node.node_id,
-        incarnation=node.incarnation,
-        address=node.address,
-        http=node.http,
-        roles=node.roles,
-        state=member.state.value,
-        devices=node.devices,
-        process_id=node.process_id,
-    )
-
-
-def _actor_route(actor: Actor) -> ActorRoute:
-    return ActorRoute(
-        actor_id=actor.actor_id,
-        stage=actor.stage,
-        node_id=actor.node_id,
-        incarnation=actor.incarnation,
-        devices=actor.devices,
-        address=actor.address,
-        state=actor.shown_state,
-        error=actor.error,
-    )
-
-
-def _workflow_route(workflow: RegisteredWorkflow) -> WorkflowRoute:
-    stages = tuple(need.stage for need in workflow.stages)
-    return WorkflowRoute(workflow.name, workflow.module, workflow.digest, stages)

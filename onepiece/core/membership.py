@@ -43,6 +43,7 @@ from attrs import define, evolve, field, frozen
 from onepiece.core.inventory import ActorReport, NodeInfo
 from onepiece.core.lending import LentReport
 from onepiece.core.machine import Machine, follow
+from onepiece.core.prefetches import PrefetchReport
 from onepiece.core.routing import RouteEpoch
 
 
@@ -137,10 +138,12 @@ class HeartbeatReceived:
     routes: RouteEpoch | None = None
     drained: bool = False
     """It drains, and holds nothing any more."""
-    offered: Mapping[str, int] = field(factory=dict)
-    """Requests of each workflow that its proxy was asked for, in this life."""
+    offered: Mapping[str, Mapping[str, int]] = field(factory=dict)
+    """Requests of each workflow and size class that its proxy was asked for, in this life."""
     lent: LentReport | None = None
     """The jobs on its idle devices; None: it lends none."""
+    prefetches: tuple[PrefetchReport, ...] = ()
+    """What it was ordered to read in advance."""
 
 
 @frozen

@@ -6,9 +6,9 @@
     (ordered) ------------------------------> warming up -------------> done     the old ones are stopped then
         |                                       ^    |
         | no room beside                 gone   |    | failed, node died or drains, workflows changed
-        +-----------> draining the old ---------+    +-----------------> abandoned
-                              |   no room, node died ...                    ^
-                              +---------------------------------------------+
+        +--> prefetching --> draining the old --+    +-----------------> abandoned
+                  |                   |   no room, node died ...            ^
+                  +-------------------+-------------------------------------+
 
 An actor that is given back ends, and its devices are idle then::
 
@@ -52,6 +52,11 @@ class Wait:
 
 
 @frozen
+class Fetch:
+    """The node reads in advance what the new one will load; the old ones serve meanwhile."""
+
+
+@frozen
 class StopOld:
     """The actors that are to make room have not been told so (any more)."""
 
@@ -78,7 +83,7 @@ class Abandon:
     reason: str
 
 
-Step: TypeAlias = Wait | StopOld | StartNew | Switch | Release | Abandon
+Step: TypeAlias = Wait | Fetch | StopOld | StartNew | Switch | Release | Abandon
 
 
 def next_step(
@@ -87,6 +92,8 @@ def next_step(
     workers: Mapping[str, Worker],
     needs: Mapping[str, StageNeed],
     rooms: Mapping[tuple[str, str], Room],
+    *,
+    is_fetched: bool = False,
 ) -> Step:
     """What a move waits for.
 
@@ -96,6 +103,7 @@ def next_step(
         workers: The living ones, by node.
         needs: Of all stages that are wanted.
         rooms: The devices of all workers, by node and device.
+        is_fetched: Whether there is nothing to be read in advance any more.
     """
     if move.phase is MovePhase.GIVING_BACK:
         return _of_given_back(move, actors, needs)
@@ -109,7 +117,9 @@ def next_step(
     if move.new_id is not None:
         return _of_new(actors.get(move.new_id), move)
     old = [actors[actor_id] for actor_id in move.replaces if actor_id in actors]
-    if move.phase is MovePhase.DRAINING and old:
+    if move.phase is MovePhase.PREFETCHING and old and not is_fetched:
+        return Fetch()
+    if move.phase in {MovePhase.PREFETCHING, MovePhase.DRAINING} and old:
         return StopOld() if any(actor.life is not ActorLife.STOPPING for actor in old) else Wait()
     if worker.suspect:
         return Wait()
@@ -200,9 +210,9 @@ class MoveBook:
         if not has_room(pending, need, rooms):
             if donor is None:
                 return self
-            pending = evolve(pending, phase=MovePhase.DRAINING, is_beside=False)
+            pending = evolve(pending, phase=MovePhase.PREFETCHING, is_beside=False)
         if donor is not None:
-            demand[donor] = serving.get(donor, 0) - (0 if pending.is_beside else len(move.replaces))
+            demand[donor] = serving.get(donor, 0)
         return evolve(self, demand={**self.demand, **demand}, pending=(*self.pending, pending))
 
     def give_back(
@@ -236,6 +246,15 @@ class MoveBook:
         """The devices are idle."""
         return evolve(self._closed(move, now, None, {}), given_back=self.given_back + 1)
 
+    def draining(self, move: PendingMove) -> tuple[Self, PendingMove]:
+        """What was to be read in advance is: the old ones are told to stop."""
+        if move.phase is not MovePhase.PREFETCHING or move.donor is None:
+            return self, move
+        after = evolve(move, phase=MovePhase.DRAINING)
+        pending = tuple(after if each is move else each for each in self.pending)
+        demand = self._changed({move.donor: -len(move.replaces)})
+        return evolve(self, demand=demand, pending=pending), after
+
     def started(self, move: PendingMove, new_id: int) -> Self:
         """The new actor was ordered."""
         after = evolve(move, new_id=new_id, phase=MovePhase.WARMING)
@@ -250,7 +269,7 @@ class MoveBook:
     def abandon(self, move: PendingMove, reason: str, now: float) -> Self:
         """Both stages should have what they had before."""
         changes = {move.stage: -1} if move.new_id is not None else {}
-        if move.donor is not None and not move.is_beside:
+        if move.donor is not None and not move.is_beside and move.phase is not MovePhase.PREFETCHING:
             changes[move.donor] = len(move.replaces)
         return evolve(self._closed(move, now, reason, changes), abandoned=self.abandoned + 1)
 

@@ -14,12 +14,20 @@ from attrs import define, field
 from onepiece.core.actor_table import ActorTable
 from onepiece.core.actors import ActorLife
 from onepiece.core.give_back import GiveBack
+from onepiece.core.inventory import users_of
 from onepiece.core.move_board import StageLimits
-from onepiece.core.move_book import Abandon, MoveBook, Release, StartNew, StopOld, Switch, next_step
+from onepiece.core.move_book import Abandon, Fetch, MoveBook, Release, StartNew, StopOld, Switch, next_step
 from onepiece.core.moves import Move
 from onepiece.core.packing import Chosen
 from onepiece.core.pending_move import MovePhase, PendingMove
-from onepiece.core.placement_events import KeepMoves, MoveTold, PlacementEffect, ReserveActorIds
+from onepiece.core.placement_events import (
+    KeepMoves,
+    MoveTold,
+    PlacementEffect,
+    ReserveActorIds,
+    SendPrefetch,
+)
+from onepiece.core.prefetches import Prefetch, Prefetches, StopPrefetch
 
 
 @define(kw_only=True, eq=False)
@@ -31,6 +39,7 @@ class MovingActors(ActorTable):
     """As it was last stored."""
     _is_open: bool = field(default=False, init=False)
     """Workers have gathered: something may be placed."""
+    _prefetches: Prefetches = field(init=False)
 
     def _with_moves_kept(self, effects: list[PlacementEffect]) -> list[PlacementEffect]:
         """What is to be stored stands before the orders that rely on it."""
@@ -46,7 +55,7 @@ class MovingActors(ActorTable):
             return []
         serving = Counter(actor.stage for actor in self._actors.values() if actor.serves)
         taking = self._rooms(only_taking=True)
-        before, need = self.book, self._needs[move.stage]
+        before, need = self.book, self._sized_needs()[move.stage]
         self.book = before.order(move, self._actors, taking, need, serving)
         if self.book is before:
             return []
@@ -70,9 +79,20 @@ class MovingActors(ActorTable):
     def _advance_moves(self, now: float) -> list[PlacementEffect]:
         effects: list[PlacementEffect] = []
         for move in self.book.pending if self._is_open else ():
-            match next_step(move, self._actors, self._workers, self._needs, self._rooms()):
+            is_fetched = self._prefetches.is_over(move.node_id, move.stage, now)
+            match next_step(
+                move,
+                self._actors,
+                self._workers,
+                self._sized_needs(),
+                self._rooms(),
+                is_fetched=is_fetched,
+            ):
+                case Fetch():
+                    effects += self._fetch(move, now)
                 case StopOld():
-                    effects += self._stop_old(move, now)
+                    self.book, draining = self.book.draining(move)
+                    effects += self._stop_old(draining, now)
                 case StartNew():
                     effects += self._start_moved(move, now)
                 case Switch():
@@ -84,7 +104,25 @@ class MovingActors(ActorTable):
                 case Abandon(reason):
                     self.book = self.book.abandon(move, reason, now)
                     effects.append(MoveTold(move, "abandoned", reason))
-        return effects
+        return effects + self._take_back_prefetches()
+
+    def _fetch(self, move: PendingMove, now: float) -> list[PlacementEffect]:
+        number = self._prefetches.number_to_send(move.node_id, move.stage, self.manager_epoch, now)
+        if number is None:
+            return []
+        workflow = users_of(move.stage, self.workflows)[0]
+        order = Prefetch(move.stage, workflow.module, workflow.digest, number, self.manager_epoch)
+        incarnation = self._workers[move.node_id].node.incarnation
+        return [SendPrefetch(move.node_id, incarnation, order)]
+
+    def _take_back_prefetches(self) -> list[PlacementEffect]:
+        """Those whose move is over, or whose new instance loads."""
+        wanted = [(move.node_id, move.stage) for move in self.book.pending if move.new_id is None]
+        return [
+            SendPrefetch(node_id, worker.node.incarnation, StopPrefetch(stage, self.manager_epoch))
+            for node_id, stage in self._prefetches.unwanted(wanted)
+            if (worker := self._workers.get(node_id)) is not None
+        ]
 
     def _start_moved(self, move: PendingMove, now: float) -> list[PlacementEffect]:
         effects = self._reserve(self._next_actor_id + 1)

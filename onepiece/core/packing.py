@@ -61,8 +61,8 @@ class Room:
 
     @property
     def free_bytes(self) -> int:
-        """What is left."""
-        return self.memory_bytes - self.used_bytes
+        """What is left; nothing where more is used than there should be."""
+        return max(0, self.memory_bytes - self.used_bytes)
 
 
 @frozen

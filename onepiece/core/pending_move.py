@@ -13,6 +13,7 @@ from attrs import frozen
 class MovePhase(enum.StrEnum):
     """How far a move has come."""
 
+    PREFETCHING = "prefetching"
     DRAINING = "draining"
     WARMING = "warming"
     GIVING_BACK = "giving back"

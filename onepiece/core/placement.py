@@ -22,6 +22,8 @@ promises:
   ``first_actor_id`` are those of an earlier life. After a restart placement waits
   ``adoption_seconds`` from the first worker on, so that the others can report what they run.
 
+* A new instance is promised what its stage declares, or what one was measured to take where that is more
+  (``stage_sizes``); so it is counted for those that are there. They are not moved for that.
 * A move of an instance to where the load is comes in as ``MovesOrdered`` and is carried out as ``move_book``
   says; what must outlive the manager is in a ``KeepMoves`` effect before the orders that rely on it.
 
@@ -43,7 +45,7 @@ from onepiece.core.inventory import (
     stage_needs,
 )
 from onepiece.core.moving_actors import MovingActors
-from onepiece.core.packing import Room, desired_instances, pack
+from onepiece.core.packing import desired_instances, pack
 from onepiece.core.pending_move import MovePhase
 from onepiece.core.placement_events import (
     ActorsReported,
@@ -59,6 +61,7 @@ from onepiece.core.placement_events import (
     WorkflowsChanged,
 )
 from onepiece.core.placement_view import PlacementView, view_of
+from onepiece.core.prefetches import Prefetches
 from onepiece.core.retries import failures_by_node
 from onepiece.core.workers import Gathering, Worker, assert_memory_fits, rooms_of
 
@@ -87,6 +90,7 @@ class PlacementMachine(MovingActors):
         self._next_actor_id = self._reserved_below = self.first_actor_id
         self._needs = stage_needs(self.workflows)
         self._kept = self.book
+        self._prefetches = Prefetches(self.config.resend_seconds)
         self._wanted = self._desired()
 
     @property
@@ -106,7 +110,7 @@ class PlacementMachine(MovingActors):
         given_back = [move for move in self.book.pending if move.phase is MovePhase.GIVING_BACK]
         return LookedAround(
             self.workflows,
-            dict(self._needs),
+            self._sized_needs(),
             tuple(self._workers.values()),
             tuple(self._actors.values()),
             frozenset(moving),
@@ -114,10 +118,6 @@ class PlacementMachine(MovingActors):
             on_cpu=self._falls_back(),
             given_back=frozenset(actor_id for move in given_back for actor_id in move.replaces),
         )
-
-    def rooms(self) -> list[Room]:
-        """The devices of all workers, with who is on them."""
-        return rooms_of(self._workers.values(), self._actors.values())
 
     def view(self, balance: BalanceMachine, idle: IdleDevices, now: float) -> PlacementView:
         """What is wanted, what there is, the moves, and the devices that are idle."""
@@ -131,6 +131,7 @@ class PlacementMachine(MovingActors):
             self.config.limits,
             self.problems(),
             idle,
+            self.sizes,
             now,
         )
 
@@ -149,7 +150,7 @@ class PlacementMachine(MovingActors):
     def next_deadline(self, now: float) -> float | None:
         """When placement begins, a stage is tried again, or a load has taken too long."""
         deadlines = [trouble.retry_at for trouble in self._troubles.values() if trouble.retry_at is not None]
-        deadlines += [] if (opens_at := self._opens_at()) is None else [opens_at]
+        deadlines += [at for at in (self._opens_at(), self._prefetches.next_deadline()) if at is not None]
         deadlines += [
             actor.loads_since + self.config.load_seconds_max
             for actor in self._actors.values()
@@ -174,6 +175,7 @@ class PlacementMachine(MovingActors):
         effects: list[PlacementEffect] = []
         match event:
             case WorkflowsChanged():
+                self.sizes = self.sizes.of(self.workflows, event.workflows)
                 before, self._needs = self._needs, stage_needs(event.workflows)
                 self.workflows, self.book = event.workflows, self.book.of(before, self._needs, now)
                 self._troubles.clear()
@@ -188,6 +190,7 @@ class PlacementMachine(MovingActors):
                 self._actors = {i: a for i, a in self._actors.items() if a.node_id != event.node_id}
                 self._is_dirty = True
             case ActorsReported():
+                self._is_dirty |= self._prefetches.told(event.node_id, event.prefetches)
                 effects += self._on_reported(event.node_id, event.actors, now)
             case DemandChanged():
                 self.book = self.book.with_demand(event.instances)
@@ -222,6 +225,8 @@ class PlacementMachine(MovingActors):
         opens_at = self._opens_at()
         if opens_at is not None and now >= opens_at:
             self._is_open = self._is_dirty = True
+        fetch_due_at = self._prefetches.next_deadline()
+        self._is_dirty |= fetch_due_at is not None and now >= fetch_due_at
         for stage, trouble in self._troubles.items():
             if trouble.is_due(now):
                 self._troubles[stage] = trouble.with_pause_over()
@@ -269,16 +274,17 @@ class PlacementMachine(MovingActors):
         if report.digest and report.digest != actor.digest:
             registered = next((w for w in self.workflows if w.digest == actor.digest), None)
             return self._fail(actor, describe_mismatch(actor, report, registered), now)
+        effects = self._note_size(actor, report)
         match report.state:
             case ActorState.FAILED:
-                return self._fail(actor, report.error or "it failed without saying why", now)
+                effects += self._fail(actor, report.error or "it failed without saying why", now)
             case ActorState.LOADING:
                 self._move(actor, ActorTrigger.REPORTED_LOADING, now)
             case ActorState.READY:
                 self._move(actor, ActorTrigger.REPORTED_READY, now)
             case ActorState.DRAINING:
                 pass  # The node drains; its heartbeat says so too.
-        return []
+        return effects
 
     def _on_absent(self, actor: Actor, now: float) -> list[PlacementEffect]:
         is_due = self._is_due(actor, now)
@@ -403,9 +409,9 @@ class PlacementMachine(MovingActors):
             self._unplaced = dict.fromkeys((s for s, count in missing.items() if count), bound)
             return []
         packing = pack(
-            self._needs,
+            self._sized_needs(),
             missing,
-            rooms_of(self._workers.values(), self._actors.values(), only_taking=True),
+            self.rooms(only_taking=True),
             failures=failures_by_node(self._troubles),
             on_cpu=self._falls_back(),
         )

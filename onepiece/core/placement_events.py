@@ -11,6 +11,7 @@ from onepiece.core.inventory import ActorReport, NodeInfo, RegisteredWorkflow
 from onepiece.core.move_board import StageLimits
 from onepiece.core.moves import Move
 from onepiece.core.pending_move import PendingMove
+from onepiece.core.prefetches import Prefetch, PrefetchReport, StopPrefetch
 from onepiece.core.retries import RetryPolicy
 
 
@@ -82,6 +83,7 @@ class ActorsReported:
 
     node_id: str
     actors: tuple[ActorReport, ...]
+    prefetches: tuple[PrefetchReport, ...] = ()
 
 
 @frozen
@@ -138,6 +140,15 @@ class SendUnassign:
 
 
 @frozen
+class SendPrefetch:
+    """Send an order to a node."""
+
+    node_id: str
+    incarnation: int
+    order: Prefetch | StopPrefetch
+
+
+@frozen
 class ReserveActorIds:
     """Store, before anything after it is carried out, that ids below ``below`` may have been used."""
 
@@ -162,6 +173,23 @@ class MoveTold:
 
 
 @frozen
+class KeepSizes:
+    """Store what instances of stages were measured to take, by stage."""
+
+    seen: Mapping[str, int]
+
+
+@frozen
+class StageExceeded:
+    """An instance takes more of a device than its stage declares; for the log."""
+
+    stage: str
+    node_id: str
+    declared_bytes: int
+    seen_bytes: int
+
+
+@frozen
 class ActorFailed:
     """An actor failed, and why; for the log."""
 
@@ -171,4 +199,14 @@ class ActorFailed:
     reason: str
 
 
-PlacementEffect: TypeAlias = SendAssign | SendUnassign | ReserveActorIds | KeepMoves | MoveTold | ActorFailed
+PlacementEffect: TypeAlias = (
+    SendAssign
+    | SendUnassign
+    | SendPrefetch
+    | ReserveActorIds
+    | KeepMoves
+    | KeepSizes
+    | MoveTold
+    | StageExceeded
+    | ActorFailed
+)

@@ -16,6 +16,7 @@ from onepiece.core.inventory import RegisteredWorkflow, StageNeed, users_of
 from onepiece.core.move_board import StageLimits
 from onepiece.core.move_book import MoveBook
 from onepiece.core.pending_move import MovePhase, PendingMove
+from onepiece.core.stage_sizes import StageSizes
 
 _MOVES_SHOWN_MAX = 32
 
@@ -39,6 +40,12 @@ class StageView:
     seconds: float | None = None
     """The mean of a run; None: none has finished yet."""
     load_seconds: float | None = None
+    memory_bytes: int = 0
+    """Of each device, as declared."""
+    seen_bytes: int | None = None
+    """What an instance was measured to take of a device at most; None: that could not be told so far."""
+    wanted_bytes: int = 0
+    """What new instances are given."""
     problem: str | None = None
 
 
@@ -91,6 +98,7 @@ def view_of(
     limits: Mapping[str, StageLimits],
     problems: Mapping[str, str],
     idle: IdleDevices,
+    sizes: StageSizes,
     now: float,
 ) -> PlacementView:
     """The view, of what each part knows."""
@@ -113,6 +121,9 @@ def view_of(
                 utilisation=_finite(decision.utilisation.get(stage)) if decision is not None else None,
                 seconds=timing.mean_seconds if timing is not None else None,
                 load_seconds=balance.load_seconds(stage),
+                memory_bytes=need.memory_bytes,
+                seen_bytes=sizes.seen.get(stage),
+                wanted_bytes=sizes.wanted_bytes(need),
                 problem=problems.get(stage),
             )
         )

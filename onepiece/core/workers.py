@@ -89,5 +89,5 @@ def assert_memory_fits(workers: Iterable[Worker], actors: Iterable[Actor]) -> No
     """Assert that each actor is on devices its node has, and that none of them is promised twice."""
     actors = list(actors)
     rooms = {(room.node_id, room.device): room for room in rooms_of(workers, actors)}
-    assert all(room.free_bytes >= 0 for room in rooms.values())
+    assert all(room.used_bytes <= room.memory_bytes for room in rooms.values())
     assert all((actor.node_id, device) in rooms for actor in actors for device in actor.devices)

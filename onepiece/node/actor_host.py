@@ -17,12 +17,14 @@ from onepiece._bounded import described, text_of
 from onepiece.core.actors import Assign, Unassign
 from onepiece.core.inventory import ActorReport, ActorState
 from onepiece.core.lending import LentReport
+from onepiece.core.prefetches import Prefetch, StopPrefetch
 from onepiece.errors import OnePieceError, SchemaMismatch
 from onepiece.limits import ERROR_CAUSE_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.messages import ReleaseRequests, StageWasLost, StopRequest
 from onepiece.node.control import ControlService
 from onepiece.node.lender import Lender
+from onepiece.node.prefetching import Prefetcher
 from onepiece.runtime.actor_load import ActorLoad
 from onepiece.runtime.devices import DeviceThreads
 from onepiece.runtime.environment import Environment
@@ -62,11 +64,14 @@ class ActorHost:
         self._hosted: dict[int, _Hosted] = {}
         self._ending: dict[asyncio.Task[None], _Hosted] = {}
         self._manager_epoch = 0
+        self.prefetches = Prefetcher(env, imports, tasks)
 
     def attach(self, control: ControlService) -> None:
         """Receive the manager's orders, and owners' orders to stop work of a request."""
         control.on(Assign, self._on_assign)
         control.on(Unassign, self._on_unassign)
+        control.on(Prefetch, self._on_prefetch)
+        control.on(StopPrefetch, self._on_prefetch)
         control.on(StopRequest, self._on_stop)
         control.on(ReleaseRequests, self._on_release)
 
@@ -137,6 +142,7 @@ class ActorHost:
                 self._ending[hosted.task] = hosted
                 hosted.task.add_done_callback(lambda task: self._note_end(self._ending.pop(task)))
         self._hosted.clear()
+        self.prefetches.stop_all()
         self._manager_epoch = 0
 
     async def all_gone(self) -> None:
@@ -171,6 +177,14 @@ class ActorHost:
         hosted.unassigned.set()
         if hosted.actor is not None:
             hosted.actor.drain()
+
+    def _on_prefetch(self, order: Prefetch | StopPrefetch) -> None:
+        if not self._is_current(order.manager_epoch):
+            return
+        if isinstance(order, Prefetch):
+            self.prefetches.begin(order)
+        else:
+            self.prefetches.take_back(order)
 
     def _on_stop(self, order: StopRequest) -> None:
         reason = OnePieceError.from_wire(order.reason)

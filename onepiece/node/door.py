@@ -13,7 +13,9 @@ from onepiece.core.admission import Admission, AdmissionRules, BudgetLimits, Pro
 from onepiece.core.capacity import WorkflowShape
 from onepiece.core.membership import NodeState
 from onepiece.core.routing import RouteTable
+from onepiece.core.service_times import ANY_SIZE
 from onepiece.ids import new_uid
+from onepiece.limits import REPORTED_CLASSES_MAX
 from onepiece.node.control import ControlService
 from onepiece.requests import Terms
 from onepiece.runtime.environment import Environment
@@ -30,8 +32,11 @@ class Door:
         limits = BudgetLimits(total=requests_max, each=requests_max)
         self.admission = Admission(RequestBudget(limits), rules)
         self._table: RouteTable | None = None
-        self.offered: dict[str, int] = {}
-        """Requests of each workflow that were let in, or refused, since the process began."""
+        self.offered: dict[str, dict[str, int]] = {}
+        """Requests that were let in, or refused, since the process began, by workflow and size class.
+
+        Of each workflow the first ``REPORTED_CLASSES_MAX`` classes are told apart; the others have none.
+        """
 
     def attach(self, control: ControlService) -> None:
         """Receive what other proxies say."""
@@ -41,10 +46,16 @@ class Door:
         """Take a place for a request that comes now; gives its UID, or raises ``Overloaded``."""
         self._follow_routes()
         now = self._env.now()
-        self.offered[workflow] = self.offered.get(workflow, 0) + 1
+        self._count(workflow, terms.size_class)
         uid = new_uid(now, self._env.rng)
         self.admission.offer(uid, workflow, terms, timeout_seconds, now)
         return uid
+
+    def _count(self, workflow: str, size_class: str) -> None:
+        counts = self.offered.setdefault(workflow, {ANY_SIZE: 0})
+        is_known = size_class in counts or len(counts) <= REPORTED_CLASSES_MAX
+        kind = size_class if is_known else ANY_SIZE
+        counts[kind] = counts.get(kind, 0) + 1
 
     def view(self) -> Mapping[str, Any]:
         """What an operator wants to see."""

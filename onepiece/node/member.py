@@ -70,8 +70,8 @@ class Member:
         self.draining = False
         self.holds_nothing: Callable[[], bool] = lambda: False
         """Whether a node that drains has drained."""
-        self.offered: Callable[[], Mapping[str, int]] = dict
-        """What the proxy of this process was asked for, by workflow."""
+        self.offered: Callable[[], Mapping[str, Mapping[str, int]]] = dict
+        """What the proxy of this process was asked for, by workflow and size class."""
         self.is_stopping = False
         """It asks nobody any more: what is not answered would keep it from having sent all."""
         self._has_left = False
@@ -135,8 +135,9 @@ class Member:
             self.draining,
             self._routes.table.epoch,
             drained,
-            dict(self.offered()),
+            {name: dict(of) for name, of in self.offered().items()},
             self._host.lent() if self._host is not None else None,
+            self._host.prefetches.reports() if self._host is not None else (),
         )
         self._outbox.post(self._search.leader, heartbeat, replaces="heartbeat")
 

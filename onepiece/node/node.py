@@ -144,7 +144,7 @@ async def open_node(
     parts = parts or NodeParts()
     transport = parts.find_transport(options.listen)
     for address in options.join:
-        parts.find_transport(address)  # one that nobody could ever reach is told now
+        parts.find_transport(address).check(address)  # one that nobody could ever reach is told now
     async with contextlib.AsyncExitStack() as stack:
         state_dir = stack.enter_context(open_state_directory(options.state_dir))
         listener = await stack.enter_async_context(transport.listen(options.listen, wire))

@@ -15,7 +15,7 @@ from typing import Final
 
 from onepiece.coordination import Coordinator
 from onepiece.core.balance import BalanceConfig, patience
-from onepiece.core.inventory import RegisteredWorkflow
+from onepiece.core.inventory import RegisteredWorkflow, format_bytes
 from onepiece.core.leader_search import ASK_SECONDS, SPREAD_SECONDS_MAX
 from onepiece.core.manager import (
     ConfirmWorkflow,
@@ -38,7 +38,15 @@ from onepiece.core.membership import (
     NodeState,
     Tick,
 )
-from onepiece.core.placement_events import ActorFailed, MoveTold, PlacementConfig, SendAssign, SendUnassign
+from onepiece.core.placement_events import (
+    ActorFailed,
+    MoveTold,
+    PlacementConfig,
+    SendAssign,
+    SendPrefetch,
+    SendUnassign,
+    StageExceeded,
+)
 from onepiece.core.placement_view import PlacementView
 from onepiece.core.routing import RouteTable
 from onepiece.errors import LeadershipLost, OnePieceError, SchemaMismatch, StoreFull
@@ -262,6 +270,7 @@ class ManagerService:
                 drained=heartbeat.drained,
                 offered=heartbeat.offered,
                 lent=heartbeat.lent,
+                prefetches=heartbeat.prefetches,
             )
         )
 
@@ -299,8 +308,8 @@ class ManagerService:
                     self._send_table(node.node_id, node.incarnation, table)
             case SendRoutes(node_id, incarnation, table):
                 self._send_table(node_id, incarnation, table)
-            case SendAssign(node_id, incarnation, order) | SendUnassign(node_id, incarnation, order):
-                self._post(node_id, incarnation, order)
+            case SendAssign() | SendUnassign() | SendPrefetch():
+                self._post(effect.node_id, effect.incarnation, effect.order)
             case Expel(node_id, incarnation):
                 self._post(node_id, incarnation, effect)
             case ConfirmWorkflow(name, digest):
@@ -312,6 +321,14 @@ class ManagerService:
             case MoveTold(move, outcome, reason):
                 get_logger().info(
                     f"move_{outcome}", stage=move.stage, donor=move.donor, node=move.node_id, reason=reason
+                )
+            case StageExceeded(stage, node_id, declared, seen):
+                get_logger().warning(
+                    "stage_takes_more_than_declared",
+                    stage=stage,
+                    node=node_id,
+                    declared=format_bytes(declared),
+                    seen=format_bytes(seen),
                 )
             case ActorFailed(actor_id, stage, node_id, reason):
                 get_logger().error("actor_failed", actor=actor_id, stage=stage, node=node_id, reason=reason)

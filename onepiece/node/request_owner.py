@@ -276,8 +276,7 @@ class RequestOwner:
             terms=record.terms,
         )
         self._owned[record.uid] = _Owned(graph, header, inputs, record)
-        for node_id, actor_id in record.joins.items():  # whoever sends there: this proxy chose it
-            self._env.under_way.sent(OutputKey(record.uid, INPUTS, node_id), actor_id)
+        self._env.under_way.met(record.uid, record.joins)
 
     def _joins(self, graph: WorkflowGraph, uid: str) -> dict[str, int]:
         """Choose for each join the actor where its inputs meet, spreading them over the actors."""

@@ -25,6 +25,7 @@ from onepiece._torch import cuda_memory_bytes
 from onepiece.core.inventory import Device, DeviceKind
 from onepiece.errors import CodecError, ConfigError
 from onepiece.log import get_logger
+from onepiece.runtime.memory_meter import DeviceMeter
 
 _T = TypeVar("_T")
 
@@ -101,8 +102,12 @@ class DeviceThreads:
     _stopping: bool = False
     _is_abandoned: bool = False
     _thread: threading.Thread | None = field(default=None)
+    memory: DeviceMeter = field(init=False)
     _waiters: set["asyncio.Future[Any]"] = field(factory=set)
     """Of whoever waits for either thread, each on its own loop."""
+
+    def __attrs_post_init__(self) -> None:
+        self.memory = DeviceMeter(self.name)
 
     async def run_stage(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Run a coroutine on the stage thread and wait for it from another loop.

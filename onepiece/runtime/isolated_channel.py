@@ -75,7 +75,9 @@ class IsolatedStart:
 @register
 @frozen
 class IsolatedReady:
-    """The stage is loaded."""
+    """The stage is loaded; ``memory_bytes`` is what it has taken of its device at most, 0: not known."""
+
+    memory_bytes: int = 0
 
 
 @register
@@ -147,10 +149,11 @@ class IsolatedProgress:
 @register
 @frozen
 class IsolatedReturn:
-    """A call has returned the value ``value``."""
+    """A call has returned the value ``value``; ``memory_bytes`` as of ``IsolatedReady``."""
 
     number: int
     compute_seconds: float
+    memory_bytes: int = 0
 
 
 @register

@@ -57,6 +57,7 @@ from onepiece.runtime.isolated_channel import (
 )
 from onepiece.runtime.isolated_start import Surroundings
 from onepiece.runtime.loaded_stage import LoadedStage
+from onepiece.runtime.memory_meter import ProcessMeter
 from onepiece.runtime.request_scheduler import Held, StageTask
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
 from onepiece.stage import Stage
@@ -196,6 +197,7 @@ class _Helper:
     channel: IsolatedChannel
     reports: _Reports
     group: _Group
+    meter: ProcessMeter
     running: dict[int, _Running] = field(factory=dict)
 
     async def serve(self) -> None:
@@ -234,7 +236,8 @@ class _Helper:
         def package(value: Any, compute_seconds: float) -> Outgoing:
             is_wanted = self.start.rank == 0 or self.stage.merge is not None
             values = {"value": value} if is_wanted else {}
-            return self.channel.prepare(IsolatedReturn(call.number, compute_seconds), values)
+            returned = IsolatedReturn(call.number, compute_seconds, self.meter.peak_bytes())
+            return self.channel.prepare(returned, values)
 
         stage_task = _as_work(received, call)
         del received
@@ -334,14 +337,15 @@ async def _live(channel: IsolatedChannel) -> None:
         asyncio.TaskGroup() as tasks,
     ):
         loaded = LoadedStage(stage, threads, Surroundings(start.node, tasks))
+        meter = ProcessMeter.begun(start.device)
         setup = IsolatedCall(0, "", stage.name, 1, None)
         try:
             state = await loaded.load(_context(start, threads, None, reports, group, setup))
         except Exception as error:  # noqa: BLE001 - so may a setup
             await _refuse(channel, error)
             return
-        channel.send(channel.prepare(IsolatedReady()))
-        await _Helper(start, stage, state, threads, channel, reports, group).serve()
+        channel.send(channel.prepare(IsolatedReady(meter.peak_bytes())))
+        await _Helper(start, stage, state, threads, channel, reports, group, meter).serve()
         await loaded.unload()
         group.leave()
     await channel.flushed()

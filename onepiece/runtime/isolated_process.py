@@ -116,6 +116,7 @@ class IsolatedProcess(StageProcess):
         self._is_deaf = False
         self._has_worked = False
         self._is_dirty = False
+        self._memory_bytes = 0
         self._signals: set[int] = set()
         self._ended_itself = False
         self._ended_at = 0.0
@@ -141,6 +142,11 @@ class IsolatedProcess(StageProcess):
     def is_dirty(self) -> bool:
         """A call has left it in doubt: it should be given no further one."""
         return self._is_dirty
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it has taken of its device at most; 0 if that is not known."""
+        return self._memory_bytes
 
     @property
     def ended_itself(self) -> bool:
@@ -353,10 +359,13 @@ class IsolatedProcess(StageProcess):
             case IsolatedReturn(number=number) | IsolatedError(number=number):
                 if isinstance(received.header, IsolatedError) and received.header.is_dirty:
                     self._is_dirty = True
+                if isinstance(received.header, IsolatedReturn):
+                    self._note_memory(received.header.memory_bytes)
                 call = self._calls.get(number)
                 if call is not None and not call.answer.done():
                     call.answer.set_result(Answer(received.header, received.values, received.body.nbytes))
-            case IsolatedReady():
+            case IsolatedReady(memory_bytes):
+                self._note_memory(memory_bytes)
                 _settle(self._ready)
             case IsolatedWaiting():
                 _settle(self._waiting)
@@ -369,6 +378,9 @@ class IsolatedProcess(StageProcess):
                     self._ready.set_exception(refusal)
             case other:
                 raise CodecError(f"a {type(other).__name__} comes from nodes, not from their helpers")
+
+    def _note_memory(self, memory_bytes: int) -> None:
+        self._memory_bytes = max(self._memory_bytes, memory_bytes)
 
     def _fail_all(self) -> None:
         reason = self._reason = self._reason or "was left behind, as its actor ended"

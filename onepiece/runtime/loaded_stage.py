@@ -57,7 +57,9 @@ class LoadedStage:
 
         Cancellation: the setup is cancelled too, and waited for.
         """
+        self._threads.memory.enter(self)
         self._task = self._around.tasks.create_task(self._live(context), name=f"setup {self._stage.name}")
+        self._task.add_done_callback(lambda _: self._threads.memory.leave(self))
         try:
             return await asyncio.shield(self._state)
         except asyncio.CancelledError:
@@ -81,6 +83,11 @@ class LoadedStage:
     def has_worked(self) -> bool:
         """Whether its process was given anything to do."""
         return self._process is not None and self._process.has_worked
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it has taken of its device, or of each of them, at most; 0 if that cannot be told."""
+        return self._threads.memory.peak_bytes(self) if self._process is None else self._process.memory_bytes
 
     async def broken(self) -> str:
         """Wait until it is broken, which takes for ever without a process; returns how."""

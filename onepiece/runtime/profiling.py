@@ -12,7 +12,6 @@ import os
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from attrs import define, field, frozen
@@ -30,6 +29,7 @@ from onepiece.runtime.devices import DeviceThreads, open_device_threads, torch_n
 from onepiece.runtime.isolated_process import IsolatedProcess
 from onepiece.runtime.isolated_start import Surroundings
 from onepiece.runtime.loaded_stage import LoadedStage
+from onepiece.runtime.memory_meter import resident_bytes
 from onepiece.runtime.request_scheduler import Held, StageTask, constants_of
 from onepiece.runtime.result_targets import input_targets, targets_of
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
@@ -231,7 +231,7 @@ class _Profiler:
         kind, _, index = self.threads.name.partition(":")
         if kind == "cuda":
             return _torch.cuda_use(int(index))
-        held = _resident_bytes(state.process_id if self._is_apart(state) else os.getpid())
+        held = resident_bytes(state.process_id if self._is_apart(state) else os.getpid())
         return held, held
 
     def _is_apart(self, state: Any) -> TypeGuard[IsolatedProcess]:
@@ -252,15 +252,6 @@ def _stage_task(graph: WorkflowGraph, node: GraphNode, messages: Mapping[str, Pa
         held[source] = Held(unpacked.header, unpacked.values, payload, 0.0, 1, lambda: None)
     sources = frozenset(graph.predecessors(node.id))
     return StageTask(_UID, graph.name, node.id, sources, constants_of(node), held)
-
-
-def _resident_bytes(process_id: int) -> int:
-    """What a process has in memory; 0 where the system does not say."""
-    try:
-        pages = Path(f"/proc/{process_id}/statm").read_text(encoding="ascii").split()[1]
-    except OSError:
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _device_words(device: Device) -> str:

@@ -73,6 +73,11 @@ class RankGroup(StageProcess):
         return any(rank.is_dirty for rank in self._ranks)
 
     @property
+    def memory_bytes(self) -> int:
+        """What the rank that needs most has taken of its device at most; 0 if that is not known."""
+        return max(rank.memory_bytes for rank in self._ranks)
+
+    @property
     def hangs(self) -> str:
         """Which ranks have not returned from the call that is under way."""
         missing = [str(rank) for rank, call in enumerate(self._calls) if not call.done()]

@@ -13,6 +13,11 @@ from onepiece.runtime.result_targets import Target
 from onepiece.runtime.task_worker import RunningStage
 
 
+def always() -> bool:
+    """What is not retained is wanted for as long as it can be sent."""
+    return True
+
+
 @define(eq=False)
 class Running:
     """A stage task that runs."""

@@ -48,7 +48,7 @@ from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.request_scheduler import RequestScheduler, StageTask
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
 from onepiece.runtime.result_targets import targets_of
-from onepiece.runtime.shipment import Running, Shipment
+from onepiece.runtime.shipment import Running, Shipment, always
 from onepiece.runtime.signal import Signal
 from onepiece.runtime.stage_reporter import StageReporter
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
@@ -57,11 +57,6 @@ from transports import Geometry, Receiver
 
 _SLOTS: Final = 1024
 _CHECKPOINT: Final = "@checkpoint"
-
-
-def _always() -> bool:
-    """What is not retained is wanted for as long as it can be sent."""
-    return True
 
 
 @define(eq=False)
@@ -218,7 +213,9 @@ class StageActor:
             self._become(ActorState.FAILED)
             return False
         self.error = None
-        self._work_done = evolve(self._work_done, load_seconds=self.env.monotonic() - begun_at)
+        taken = max(self._work_done.memory_bytes, self._loaded.memory_bytes)
+        load_seconds = self.env.monotonic() - begun_at
+        self._work_done = evolve(self._work_done, load_seconds=load_seconds, memory_bytes=taken)
         self._become(ActorState.READY)
         return True
 
@@ -332,7 +329,10 @@ class StageActor:
             if not self._is_ending:  # that is not the request's fault, which goes on elsewhere
                 self._reporter.broke(header, outcome.error)
             return outcome.is_dirty
-        self._work_done = self._work_done.with_run(self.env.monotonic() - begun_at)
+        taken = 0 if self._loaded is None else self._loaded.memory_bytes
+        self._work_done = self._work_done.with_run(
+            self.env.monotonic() - begun_at, taken, header.terms.size_class
+        )
         self._ship(stage_task, outcome.shipment, deliver, tasks)
         return False
 
@@ -384,7 +384,7 @@ class StageActor:
         letters = {}
         for name, target in shipment.targets.items():
             packed = shipment.packed[name]
-            is_wanted: Callable[[], bool] = _always
+            is_wanted: Callable[[], bool] = always
             key = OutputKey(stage_task.uid, stage_task.node, name) if target.is_retained else None
             if key is not None:
                 self.env.retainer.hold(key, target, packed)

@@ -59,6 +59,11 @@ class StageProcess(ABC):
         """A call has left it in doubt: it should be given no further one."""
 
     @property
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """What it has taken of its device (each rank of its own) at most; 0 if that is not known."""
+
+    @property
     def hangs(self) -> str:
         """Which part of it holds up the others, for the error of a call that takes too long."""
         return ""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from onepiece.core.retention import OutputKey
+from onepiece.graph import INPUTS
 from onepiece.limits import ACTORS_PICKED_MAX
 
 
@@ -52,6 +53,11 @@ class UnderWay:
         self.pick(actor_id)
         self._actors.setdefault(key.uid, {})[key] = actor_id
         self._counts[actor_id] += 1
+
+    def met(self, uid: str, joins: Mapping[str, int]) -> None:
+        """This node chose where inputs meet, by graph node: whoever sends them, it counts that here."""
+        for node_id, actor_id in joins.items():
+            self.sent(OutputKey(uid, INPUTS, node_id), actor_id)
 
     def done(self, key: OutputKey) -> None:
         """Its actor is done with a message, or has not got it; no error if nothing is known of it."""

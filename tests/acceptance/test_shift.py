@@ -74,6 +74,8 @@ async def test_devices_follow_a_shift_of_the_load(tmp_path: Path) -> None:
         await asyncio.to_thread(start_all, a_set)
         async with onepiece.connect(a_set.seed.http) as client:
             await _shift(client)
+        prefetched = [node.log().count("prefetched") for node in a_set.nodes]
+        assert sum(prefetched) >= 1, "what comes behind another one is read in advance"
 
 
 async def _shift(client: Client) -> None:

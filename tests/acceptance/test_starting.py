@@ -26,6 +26,13 @@ def test_unknown_option() -> None:
     assert "--lissten" in ended.stderr
 
 
+def test_option_of_an_address_to_join() -> None:
+    """An address that no connection could ever be opened to ends the node, whoever is up there."""
+    ended = run_node("--roles", "worker", "--join", "tcp://127.0.0.1:1?smh=off")
+    assert ended.returncode == UNUSABLE
+    assert "shm=auto|off|required" in ended.stderr
+
+
 @pytest.mark.parametrize("workflow", ["stages.nowhere:nothing", "stages.echo:shouted"])
 def test_workflow_that_is_not_there(workflow: str) -> None:
     """A workflow that cannot be imported ends the node, and is named."""

@@ -9,7 +9,7 @@ import pytest
 
 from onepiece.cli import main as cli
 from onepiece.cli.doctor import text_of
-from transports import _pyverbs, diagnosis
+from transports import _libucp, _pyverbs, diagnosis
 from transports.diagnosis import Finding, State, diagnose
 
 
@@ -34,6 +34,7 @@ def test_it_says_what_this_machine_has(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_machine_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No devices, no files, no pyverbs, no driver, no shared memory: each is named, with what would help."""
+    (tmp_path / "sys/class").mkdir(parents=True)
     monkeypatch.setattr(_pyverbs, "load", _no_pyverbs)
     found = by_subject(tmp_path)
     assert "rdma link add rxe0" in found["RDMA devices"].fix
@@ -41,6 +42,45 @@ def test_a_machine_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found["pyverbs"].fix.startswith("apt-get install -y python3-pyverbs ibverbs-providers && ln -s")
     assert "no NVIDIA driver" in found["GPU-direct"].text
     assert "cannot be looked at" in found["shared memory"].text
+
+
+def test_each_look_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one look stumbles over is said, and all others are there; a machine without /sys is named so."""
+
+    def broken() -> object:
+        raise RuntimeError("a library that breaks")
+
+    assert "/sys is not mounted" in by_subject(tmp_path)["RDMA devices"].text
+    (tmp_path / "sys/class").mkdir(parents=True)
+    assert "the kernel knows none" in by_subject(tmp_path)["RDMA devices"].text
+    monkeypatch.setattr(_pyverbs, "load", broken)
+    found = by_subject(tmp_path)
+    assert "cannot be looked at: RuntimeError('a library that breaks')" in found["verbs library"].text
+    assert {"system", "locked memory", "UCX", "GPU-direct"} <= found.keys()
+
+
+def test_a_library_that_was_named_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the variable names no libucp, installing another one would not help: that is said."""
+    _libucp.load.cache_clear()
+    monkeypatch.setenv(_libucp.LIBRARY_VARIABLE, "/etc/hostname")
+    try:
+        assert f"unset {_libucp.LIBRARY_VARIABLE}" in by_subject(Path("/"))["UCX"].fix
+    finally:
+        _libucp.load.cache_clear()
+
+
+def test_a_kernel_with_odd_entries(tmp_path: Path) -> None:
+    """What is no port, no gid or no text in the kernel's tables is passed over."""
+    port = tmp_path / "sys/class/infiniband/a/ports/1"
+    (port / "gids").mkdir(parents=True)
+    (port.parent / "odd").mkdir()
+    (tmp_path / "sys/class/infiniband/file").touch()
+    for name, data in (("state", b"4: ACTIVE"), ("lid", b"x"), ("link_layer", b"\xff\xfe")):
+        (port / name).write_bytes(data)
+    for name, data in (("0", b"moon"), ("1", b"fe80::1"), ("odd", b"fe80::2")):
+        (port / "gids" / name).write_bytes(data)
+    found = [finding.text for finding in diagnose(tmp_path) if finding.subject == "RDMA device"]
+    assert any("a [port 1 " in text and "gids 1: fe80::1 ()" in text for text in found), found
 
 
 def test_pyverbs_that_is_installed_needs_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,6 +264,8 @@ decorate: Any = stage
         ({"resources": Gpu(count=2), "concurrency": 2}, "they work on one request together"),
         ({"resources": Gpu(count=2)}, "define it at the top of one"),
         ({"setup": not_async}, "setup must be an 'async def' with one 'yield'"),
+        ({"prefetch": "weights.safetensors"}, "a plain function that returns paths"),
+        ({"prefetch": unfit_type}, "a plain function that returns paths"),
         ({"name": "no spaces"}, "the name 'no spaces'"),
         ({"name": "x" * 200}, "at most 128 characters"),
         ({"name": "@inputs"}, "the name '@inputs'"),

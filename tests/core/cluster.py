@@ -36,6 +36,8 @@ from onepiece.core import (
     Tick,
     WorkflowOffered,
 )
+from onepiece.core.placement_events import SendPrefetch
+from onepiece.core.prefetches import Prefetch, PrefetchReport, StopPrefetch
 
 GIB = 1 << 30
 
@@ -74,6 +76,9 @@ class SimulatedNode:
     actors: dict[int, ActorReport] = field(factory=dict)
     draining: bool = False
     routes: RouteEpoch | None = None
+    prefetches: dict[str, PrefetchReport] = field(factory=dict)
+    fetches_slowly: bool = False
+    """What is to be read in advance is not before the test says so."""
     digest: str | None = None
     """Of its version of every workflow; None: whatever is assigned."""
 
@@ -89,6 +94,14 @@ class SimulatedNode:
             schema_text=f"schema of {self.digest}" if is_other else "",
         )
         self.actors.setdefault(order.actor_id, report)
+
+    def fetch(self, order: Prefetch | StopPrefetch) -> None:
+        """Read in advance, or do so no longer."""
+        if isinstance(order, Prefetch):
+            report = PrefetchReport(order.stage, order.number, is_over=not self.fetches_slowly)
+            self.prefetches[order.stage] = report
+        else:
+            self.prefetches.pop(order.stage, None)
 
     def take_routes(self, table: RouteTable) -> None:
         """Use the table if it is newer."""
@@ -114,7 +127,14 @@ class SimulatedNode:
     def heartbeat(self) -> HeartbeatReceived:
         """What it would send now."""
         drained = self.draining and not self.actors
-        return HeartbeatReceived(self.info, tuple(self.actors.values()), self.draining, self.routes, drained)
+        return HeartbeatReceived(
+            self.info,
+            tuple(self.actors.values()),
+            self.draining,
+            self.routes,
+            drained,
+            prefetches=tuple(self.prefetches.values()),
+        )
 
 
 @define(eq=False)
@@ -207,6 +227,10 @@ class Cluster:
                     gone = node.actors.pop(stop.actor_id, None)
                     if gone is not None and self.drains_slowly:
                         node.actors[stop.actor_id] = evolve(gone, state=ActorState.DRAINING)
+            case SendPrefetch(node_id, incarnation, fetch) if not self.loses_orders:
+                node = self.nodes.get(node_id)
+                if node is not None and node.info.incarnation == incarnation:
+                    node.fetch(fetch)
             case PublishRoutes(table) if not self.loses_routes:
                 for node in self.nodes.values():
                     node.take_routes(table)

@@ -13,6 +13,7 @@ from onepiece.core import (
     NodeState,
     PlacementConfig,
 )
+from onepiece.core.actors import Actor
 from onepiece.core.balance import (
     BalanceConfig,
     BalanceMachine,
@@ -25,6 +26,8 @@ from onepiece.core.inventory import ActorReport, ActorState, StageWork
 from onepiece.core.move_board import StageLimits
 from onepiece.core.pending_move import MovePhase
 from onepiece.core.placement_view import PlacementView
+from onepiece.core.run_times import CLASSES_MAX
+from onepiece.limits import PREFETCH_SECONDS_MAX, REPORTED_CLASSES_MAX
 from tests.core.cluster import Cluster, make_need, make_node, make_workflow
 
 STEP = 5.0
@@ -44,11 +47,14 @@ class _Loaded:
     mode: RebalanceMode = RebalanceMode.ON
     limits: dict[str, StageLimits] = field(factory=dict)
     cluster: Cluster = field(init=False)
-    offered: dict[str, int] = field(factory=dict)
+    offered: dict[tuple[str, str], int] = field(factory=dict)
     rates: dict[str, float] = field(factory=dict)
     random: Random = field(factory=lambda: Random(7))
     moved: list[str] = field(factory=list)
     loads_by_itself: bool = True
+    size_class: str = ""
+    """Of the blue requests that come now."""
+    class_seconds: dict[str, float] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         gpus = self.red + self.blue
@@ -77,7 +83,10 @@ class _Loaded:
         """Requests arrive by chance, ready actors serve them, everybody is heard."""
         cluster = self.cluster
         for name, rate in self.rates.items():
-            self.offered[name] = self.offered.get(name, 0) + _poisson(self.random, rate * STEP)
+            size_class = self.size_class if name == "blue" else ""
+            kind, came = (name, size_class), _poisson(self.random, rate * STEP)
+            self.offered[kind] = self.offered.get(kind, 0) + came
+            seconds = self.class_seconds.get(size_class, SECONDS)
             ready = [
                 (node, report)
                 for node in cluster.nodes.values()
@@ -85,9 +94,9 @@ class _Loaded:
                 if report.stage == f"module:{name}" and report.state is ActorState.READY
             ]
             for node, report in ready:
-                runs = min(rate / len(ready), 1 / SECONDS)
-                count = report.work.runs + max(1, round(runs * STEP))
-                work = StageWork(count, count * SECONDS, count * SECONDS**2, load_seconds=20.0)
+                work = evolve(report.work, load_seconds=20.0)
+                for _ in range(max(1, round(min(rate / len(ready), 1 / seconds) * STEP))):
+                    work = work.with_run(seconds, size_class=size_class)
                 node.actors[report.actor_id] = evolve(report, work=work)
         before = self.view().done
         cluster.advance(STEP)
@@ -101,7 +110,13 @@ class _Loaded:
         """All are heard."""
         for name, node in self.cluster.nodes.items():
             heard: HeartbeatReceived = node.heartbeat()
-            self.cluster.tell(evolve(heard, offered=dict(self.offered)) if name == "p" else heard)
+            self.cluster.tell(evolve(heard, offered=self._by_class()) if name == "p" else heard)
+
+    def _by_class(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for (name, size_class), count in self.offered.items():
+            found.setdefault(name, {})[size_class] = count
+        return found
 
     def view(self) -> PlacementView:
         """What is shown."""
@@ -255,6 +270,92 @@ def test_no_moment_has_fewer_ready_actors_than_a_move_beside_needs() -> None:
     assert the.view().done >= 1
 
 
+def _until_prefetching(the: _Loaded) -> str:
+    """The node whose old instance serves while it reads what the new one is to load."""
+    the.rates = {"red": 0.2, "blue": 11.0}
+    the.loads_by_itself = False
+    for node in the.cluster.nodes.values():
+        node.fetches_slowly = True
+    for _ in range(75):
+        the.step()
+        if (moves := the.view().moves) and moves[0].outcome == "prefetching":
+            return moves[0].node
+    raise AssertionError("nothing was read in advance")
+
+
+def _all_fetched(the: _Loaded) -> None:
+    for node in the.cluster.nodes.values():
+        node.fetches_slowly = False
+        reports = node.prefetches.items()
+        node.prefetches = {stage: evolve(report, is_over=True) for stage, report in reports}
+
+
+def test_the_old_instance_serves_while_the_new_one_s_weights_are_read() -> None:
+    """Then it drains, the other is loaded, and what was read is asked for no more."""
+    the = _Loaded(memory_gib=60)
+    name = _until_prefetching(the)
+    the.run(60)
+    assert the.ready() == (3, 3)
+    assert set(the.cluster.nodes[name].prefetches) == {BLUE}
+    _all_fetched(the)
+    the.run(2 * STEP)
+    assert the.ready()[0] < 3
+    assert not the.cluster.nodes[name].prefetches
+    the.loads_by_itself = True
+    the.run(300)
+    red, blue = the.ready()
+    assert (red + blue, the.view().abandoned) == (6, 0)
+    assert blue > 3
+
+
+def test_a_prefetch_that_is_never_over_holds_nothing_up_for_ever() -> None:
+    """A node of another version, for instance, says nothing of it."""
+    the = _Loaded(memory_gib=60)
+    name = _until_prefetching(the)
+    the.cluster.nodes[name].prefetches.clear()
+    the.loads_by_itself = True
+    the.run(PREFETCH_SECONDS_MAX / 2)
+    assert the.ready() == (3, 3)
+    the.run(PREFETCH_SECONDS_MAX)
+    assert the.ready()[1] > 3
+
+
+def test_a_lost_order_to_prefetch_is_sent_again() -> None:
+    """As any other."""
+    the = _Loaded(memory_gib=60)
+    name = _until_prefetching(the)
+    the.cluster.nodes[name].prefetches.clear()
+    the.run(2 * STEP)
+    assert set(the.cluster.nodes[name].prefetches) == {BLUE}
+
+
+def test_a_prefetch_is_taken_back_with_its_move() -> None:
+    """The workflows change: the old instance never stopped, and both stages have what they had."""
+    the = _Loaded(memory_gib=60)
+    name = _until_prefetching(the)
+    the.cluster.offer(make_workflow("green", make_need("green", 60)))
+    assert not the.cluster.nodes[name].prefetches
+    assert {move.outcome for move in the.view().moves if move.outcome != "advised"} == {"abandoned"}
+    assert the.ready() == (3, 3)
+    wanted = {stage.stage: stage.wanted for stage in the.view().stages}
+    assert (wanted[RED], wanted[BLUE]) == (3, 3)
+
+
+def test_a_manager_that_restarts_goes_on_with_a_prefetch() -> None:
+    """It gives the order anew."""
+    the = _Loaded(memory_gib=60)
+    name = _until_prefetching(the)
+    before = the.cluster.nodes[name].prefetches[BLUE].number
+    the.cluster.restart_manager()
+    the.run(4 * STEP)
+    assert the.cluster.nodes[name].prefetches[BLUE].number != before
+    assert the.ready() == (3, 3)
+    _all_fetched(the)
+    the.loads_by_itself = True
+    the.run(120)
+    assert the.ready()[1] > 3
+
+
 def _devices_of(the: _Loaded, stage: str) -> set[str]:
     return {actor.node_id for actor in the.cluster.manager.actors.values() if actor.stage == stage}
 
@@ -350,7 +451,7 @@ def test_counters_that_come_late_or_twice_count_once() -> None:
     def told(offered: int, runs: int) -> None:
         work = StageWork(runs, 2.0 * runs, 4.0 * runs, load_seconds=3.0)
         report = ActorReport(1, RED, ("cpu:0",), ActorState.READY, work=work)
-        machine.handle(NodeTold("p", 1, (report,), {"red": offered}), 0.0)
+        machine.handle(NodeTold("p", 1, (report,), {"red": {"": offered}}), 0.0)
 
     seen = LookedAround(
         (make_workflow("red", make_need("red")),),
@@ -370,6 +471,64 @@ def test_counters_that_come_late_or_twice_count_once() -> None:
     assert machine.load_seconds(RED) == 3.0
     machine.handle(seen, 10.0)
     assert machine.rates == {"red": 2.0}
+
+
+def _reports(*runs: tuple[str, int, float], actor_id: int = 1) -> ActorReport:
+    """An actor of red that has finished so many runs of these classes, of so many seconds each."""
+    work = StageWork(load_seconds=3.0)
+    for size_class, count, seconds in runs:
+        for _ in range(count):
+            work = work.with_run(seconds, size_class=size_class)
+    return ActorReport(actor_id, RED, ("cpu:0",), ActorState.READY, work=work)
+
+
+@pytest.mark.parametrize(("size_class", "busy"), [("small", 0.2), ("large", 8.0), ("huge", 2.15), ("", 2.15)])
+def test_what_is_asked_of_a_stage_follows_the_mix_of_size_classes(size_class: str, busy: float) -> None:
+    """As soon as requests of another class come; one that was not measured takes the time of all together."""
+    limits = {RED: StageLimits(instances_min=1)}
+    machine = BalanceMachine(config=BalanceConfig(mode=RebalanceMode.ON, policy=patience(60.0)))
+    report = _reports(("small", 150, 0.1), ("large", 50, 4.0))
+    actor = Actor(1, RED, "red", "d", "n", 1, ("cpu:0",), 1, ActorLife.READY, 0.0)
+    workflows = (make_workflow("red", make_need("red")),)
+    for look in range(13):
+        now = 10.0 * look
+        machine.handle(NodeTold("p", 1, (report,), {"red": {"": 0, size_class: 20 * look}}), now)
+        machine.handle(
+            LookedAround(workflows, {RED: make_need("red")}, (), (actor,), frozenset(), limits, on_cpu=False),
+            now,
+        )
+    assert machine.latest is not None
+    assert machine.latest.utilisation[RED] == pytest.approx(busy)
+    assert machine.rates == pytest.approx({"red": 0.0} | {f"red/{size_class}".rstrip("/"): 2.0})
+
+
+def test_classes_are_bounded_wherever_they_are_counted() -> None:
+    """What has no room is counted in the whole, and takes the time of all together."""
+    machine = BalanceMachine()
+    classes = [f"c{number}" for number in range(REPORTED_CLASSES_MAX + 5)]
+    report = _reports(*((name, 1, 1.0) for name in classes))
+    assert list(report.work.classes) == classes[:REPORTED_CLASSES_MAX]
+    assert report.work.runs == len(classes)
+    for actor_id in range(10):
+        others = [(f"{actor_id}-{name}", 1, 1.0) for name in classes]
+        machine.handle(NodeTold("n", 1, (_reports(*others, actor_id=actor_id),), {}), 0.0)
+    assert len(machine._times.classes()) <= CLASSES_MAX + 1
+
+
+@pytest.mark.parametrize("to", ["small", "large"])
+def test_a_shift_between_size_classes_moves_instances(to: str) -> None:
+    """As many requests as before, of another class: what takes five times as long needs more instances."""
+    the = _Loaded()
+    the.rates = {"red": 2.6, "blue": 1.6}
+    the.class_seconds = {"small": 0.5, "large": 2.5}
+    the.size_class = "small"
+    the.run(60)
+    the.size_class = "large"
+    the.rates["blue"] = 0.2
+    the.run(60)
+    the.size_class, the.rates["blue"] = to, 1.6
+    the.run(400)
+    assert (the.ready()[1] > 3) == (to == "large")
 
 
 def test_older_runs_fade() -> None:

@@ -175,6 +175,7 @@ def test_lists_in_all_ways(tmp_path: Path) -> None:
         (["--tls-certificate", "/nowhere/c.pem"], ["--tls-certificate", "/nowhere/c.pem"]),
         (["--state-dir", ""], ["--state-dir is empty"]),
         (["--join", " "], ["--join is empty"]),
+        (["--join", "tcp://127.0.0.1:1?shm="], ["--join", "'shm' has no value"]),
         (["--workflow", ""], ["--workflows is empty"]),
     ],
 )

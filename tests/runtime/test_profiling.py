@@ -47,7 +47,9 @@ async def test_a_stage_s_error_ends_it() -> None:
 
 async def test_on_a_gpu_the_memory_is_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaded and at most used beyond that, as torch would say it; the real one is not at hand here."""
-    uses = iter([(0, 0), (2 * _GIB, 2 * _GIB), (2 * _GIB, 2 * _GIB), (2 * _GIB, 5 * _GIB)] + [(0, 0)] * 2)
+    uses = iter(
+        [(0, 0), (0, 0), (2 * _GIB, 2 * _GIB), (2 * _GIB, 2 * _GIB), (2 * _GIB, 5 * _GIB)] + [(0, 0)] * 2
+    )
     monkeypatch.setattr(_torch, "cuda_use", lambda _index: next(uses))
     monkeypatch.setattr(_torch, "cuda_forget", lambda _index: None)
     monkeypatch.setattr(_torch, "cuda_name", lambda _index: "a GPU")
@@ -63,6 +65,7 @@ def test_torch_is_asked_only_where_it_is_imported(monkeypatch: pytest.MonkeyPatc
     cuda = types.SimpleNamespace(
         memory_allocated=lambda index: 7,
         max_memory_allocated=lambda index: 9,
+        is_initialized=lambda: True,
         reset_peak_memory_stats=asked.append,
         get_device_name=lambda index: "a GPU",
     )

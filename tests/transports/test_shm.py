@@ -132,6 +132,8 @@ async def test_options_that_mean_nothing_are_refused(text: str) -> None:
     with pytest.raises(AddressError):
         async with TcpTransport().listen(evolve(address, host="127.0.0.1", port=0), Options()):
             pytest.fail("it listens")
+    with pytest.raises(AddressError):  # and not that nobody listens there
+        await TcpTransport().connect(evolve(address, host="127.0.0.1"), b"", Options())
 
 
 async def test_beside_an_encrypted_connection() -> None:

@@ -1,11 +1,13 @@
 """The small parts: addresses, introductions, registry, driver, memory, endings, background tasks."""
 
 import asyncio
+import math
 import random
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -185,6 +187,14 @@ def test_welcomes_come_back() -> None:
     for bad in (data[:10], data[:-1], data + b"x"):
         with pytest.raises(ProtocolError):
             Welcome.from_bytes(bad)
+    for wrong in (
+        evolve(welcome, generation=0),
+        evolve(welcome, generation=1 << 32),
+        evolve(welcome, first_number=1 << 63),
+        *(evolve(welcome, lease_seconds=seconds) for seconds in (0.0, -1.0, math.nan, math.inf)),
+    ):
+        with pytest.raises(ProtocolError, match="a welcome with"):
+            Welcome.from_bytes(wrong.to_bytes())
 
 
 def test_pauses_grow_within_bounds_and_differ() -> None:

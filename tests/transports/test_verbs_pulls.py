@@ -11,7 +11,7 @@ from transports.verbs_pulls import Part, long_key, parts_of, plain_key, windows_
 
 PARTS = st.builds(
     Part,
-    address=st.integers(1, (1 << 64) - 1),
+    address=st.integers(1, (1 << 64) - (1 << 34)),
     length=st.integers(1, 1 << 34),
     key=st.integers(0, (1 << 32) - 1),
 )
@@ -41,6 +41,15 @@ def test_empty_parts_are_none_of_ours() -> None:
     """A read of nothing would be answered by nobody."""
     with pytest.raises(ExportGone):
         parts_of(long_key(frames.export_key(1, 5), [Part(1, 5, 1), Part(9, 0, 1)]), 5)
+
+
+@pytest.mark.parametrize("address", [(1 << 64) - 1, (1 << 64) - 4])
+def test_parts_end_where_addresses_do(address: int) -> None:
+    """A part that would go on behind the largest address is no memory of anybody's."""
+    with pytest.raises(ExportGone):
+        parts_of(long_key(frames.export_key(1, 5), [Part(address, 5, 1)]), 5)
+    last = [Part((1 << 64) - 5, 5, 1)]
+    assert parts_of(long_key(frames.export_key(1, 5), last), 5) == last
 
 
 @given(

@@ -62,6 +62,10 @@ class FaultyTransport(Transport):
         self.sessions: list[FaultyMemory] = []
         self._inner = inner
 
+    def check(self, address: Address) -> None:
+        """As the transport inside."""
+        self._inner.check(address)
+
     def listen(self, address: Address, options: Options) -> AbstractAsyncContextManager[Listener]:
         """As the transport inside."""
         return self._inner.listen(address, options)
