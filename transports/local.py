@@ -44,7 +44,7 @@ from transports.memory import (
     Transport,
 )
 from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired, Guarded, Put
-from transports.region_memory import RegionMemory
+from transports.region_memory import RegionMemory, wanted_for
 from transports.sessions import Ending
 
 _CAPABILITIES: Final = Capabilities(
@@ -136,9 +136,12 @@ class LocalListener(Listener):
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         if name in self._regions:
             raise ValueError(f"{self._address.region(name)} serves a region of this name already")
+        place = self._address.region(name)
+        with wanted_for(place, size_bytes):
+            memory = RegionMemory(size_bytes)
         region = LocalRegion(
-            self._address.region(name),
-            RegionMemory(size_bytes),
+            place,
+            memory,
             accept=accept,
             on_notify=on_notify,
             on_session_lost=on_session_lost,

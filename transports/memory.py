@@ -266,7 +266,7 @@ class Listener(ABC):
 
         ``on_notify`` runs on the event loop after a chain with ``notify`` landed; ``on_session_lost``
         when a session ended without a fence (its process died or closed it). Raises ``ValueError``
-        if the name is taken.
+        if the name is taken, ``ListenFailed`` if there is no memory for it.
         """
 
 

@@ -35,7 +35,7 @@ from transports.errors import (
     UnknownRegion,
 )
 from transports.memory import Accept, Listener, Options, Region, RemoteMemory, Transport
-from transports.region_memory import RegionMemory
+from transports.region_memory import RegionMemory, wanted_for
 from transports.shared_memory import Bypass, new_memory
 from transports.shm_lender import Lender
 from transports.shm_owner import LendingRegion, LendingSession
@@ -178,9 +178,14 @@ class TcpListener(Listener):
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         if name in self._regions:
             raise ValueError(f"{self._address.region(name)} serves a region of this name already")
+        place = self._address.region(name)
+        with wanted_for(place, size_bytes):
+            memory = (
+                self._new_memory(size_bytes) if device is None else self._memory_beside(size_bytes, device)
+            )
         region = self._new_region(
-            self._address.region(name),
-            self._new_memory(size_bytes) if device is None else self._memory_beside(size_bytes, device),
+            place,
+            memory,
             accept=accept,
             on_notify=on_notify,
             on_session_lost=on_session_lost,
@@ -328,6 +333,8 @@ async def _resolve(address: Address, flags: int = 0) -> list[tuple[int, int, int
         found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
     except ValueError as error:  # no name at all: an empty label, one of more than 63 letters, a NUL
         raise OSError(f"{address.host!r} is no host's name ({error})") from error
+    except RuntimeError as error:  # no thread to ask the resolver in (ulimit -u, a container's bound)
+        raise OSError(f"{address.host!r} cannot be looked up ({error})") from error
     return [(family, kind, protocol, place) for family, kind, protocol, _, place in found]
 
 

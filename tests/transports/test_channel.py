@@ -242,3 +242,23 @@ async def test_what_is_not_plain_bytes_is_refused_before_it_is_sent(setting: Set
                 await sender.send(wrong)  # type: ignore[arg-type]  # what is wrong is the point
         assert await sender.send(b"fine") == 0
         assert bytes((await next_of(box.receiver)).payload) == b"fine"
+
+
+async def test_without_threads_large_payloads_are_hashed_by_the_loop(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that may start no thread sends, receives and pulls all the same."""
+
+    async def no_thread(*_: object) -> object:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(asyncio, "to_thread", no_thread)
+    async with (
+        inbox(setting, SMALL, pulled_bytes_max=LENGTH) as box,
+        box.sender("a", exported_bytes_max=LENGTH) as sender,
+    ):
+        await sender.send(b"p" * LENGTH)
+        assert bytes((await next_of(box.receiver)).payload) == b"p" * LENGTH
+    async with inbox(setting, LARGE) as box, box.sender("a") as sender:
+        await sender.send(b"r" * LENGTH)
+        assert bytes((await next_of(box.receiver)).payload) == b"r" * LENGTH
