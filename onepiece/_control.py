@@ -179,8 +179,15 @@ def _strict_scalar(value: Any, wanted: Any) -> Any:
     if _is_enum(wanted):
         return _structure_enum(value, wanted)
     if wanted is float and type(value) is int:
-        return float(value)
+        return _float_of(value)
     raise CodecError(f"a {type(value).__name__} where {wanted.__name__} is wanted")
+
+
+def _float_of(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise CodecError("a whole number beyond all floats where float is wanted") from None
 
 
 def _structure_sequence(annotation: Any) -> Callable[[Any, Any], Any]:

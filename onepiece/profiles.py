@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
+from onepiece import limits
 from onepiece._bounded import text_of
 from onepiece._control import header_from_tree, header_to_tree, register
 from onepiece.core.capacity import CapacityModel, WorkflowShape
@@ -19,6 +20,13 @@ from onepiece.errors import CodecError, ConfigError
 _KEY: Final = "onepiece_profile"
 _VERSION: Final = 1
 FILE_BYTES_MAX: Final = 16 << 20
+SECONDS_MIN: Final = 1e-9
+SECONDS_MAX: Final = 1e9
+BATCH_MAX: Final = 4096
+DEVICES_MAX: Final = 4096
+MEMORY_BYTES_MAX: Final = 1 << 50
+_SPREAD_MAX: Final = 1000.0
+"""In means: of n runs it is at most the root of n - 1."""
 
 
 @register
@@ -84,9 +92,40 @@ def read_profile(path: Path) -> WorkflowProfile:
             "write one with `onepiece profile MODULE:WORKFLOW`"
         )
     try:
-        return header_from_tree([WorkflowProfile.__name__, fields], WorkflowProfile)
+        profile = header_from_tree([WorkflowProfile.__name__, fields], WorkflowProfile)
+        _check_bounds(profile)
     except (CodecError, ConfigError) as error:
         raise ConfigError(f"{path} cannot be used as a profile: {error.message}") from error
+    return profile
+
+
+def _check_bounds(profile: WorkflowProfile) -> None:
+    """What a model cannot count with, or would count for ever with, is no measurement."""
+    _check("steps", len(profile.shape.steps), 1, limits.STAGES_PER_WORKFLOW_MAX)
+    _check("stages", len(profile.stages), 0, limits.STAGES_PER_WORKFLOW_MAX)
+    for each in profile.stages:
+        check_stage_bounds(each)
+
+
+def check_stage_bounds(profile: StageProfile) -> None:
+    """Raises ``ConfigError`` naming the first number that is beyond what a model can count with."""
+    name = f"{text_of(profile.stage)[:80]}: "
+    _check(f"{name}concurrency", profile.concurrency, 1, limits.CONCURRENCY_MAX)
+    _check(f"{name}devices", profile.devices, 1, DEVICES_MAX)
+    _check(f"{name}batch_max", profile.batch_max, 1, BATCH_MAX)
+    _check(f"{name}memory_bytes", profile.memory_bytes, 0, MEMORY_BYTES_MAX)
+    _check(f"{name}output_bytes", profile.output_bytes, 0, MEMORY_BYTES_MAX)
+    _check(f"{name}load_seconds", profile.load_seconds, 0, SECONDS_MAX)
+    for timing in profile.timings:
+        _check(f"{name}mean_seconds", timing.mean_seconds, SECONDS_MIN, SECONDS_MAX)
+        _check(f"{name}spread_seconds", timing.spread_seconds, 0, _SPREAD_MAX * timing.mean_seconds)
+        _check(f"{name}batch", timing.batch, 1, BATCH_MAX)
+        _check(f"{name}devices", timing.devices, 1, DEVICES_MAX)
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name} is {text_of(value)[:40]}, which is not between {low:g} and {high:g}")
 
 
 def model_of(profiles: tuple[WorkflowProfile, ...]) -> CapacityModel:

@@ -13,12 +13,15 @@ from typing import Final
 
 from attrs import asdict, frozen
 
+from onepiece.cli.numbers import number_from, whole_from
 from onepiece.core.admission import AdmissionRules
 from simulations.admission import Outcome, Setting, SimStage, Source, run
 
 HELP: Final = "offered load, and who waits for how long (the product's door, simulated stages)"
 _LOADS: Final = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 _IDLE_LOAD: Final = 0.05
+_SECONDS_MIN: Final = 200.0
+"""A request takes seven, and the first hundred do not count."""
 
 
 @frozen
@@ -38,17 +41,27 @@ class Row:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
-    parser.add_argument("--loads", type=float, nargs="+", default=_LOADS, metavar="X")
-    parser.add_argument("--wait-factor", type=float, default=0.2, metavar="X", help="default: %(default)s")
+    parser.add_argument("--loads", type=number_from(0.01, 1000), nargs="+", default=_LOADS, metavar="X")
+    parser.add_argument(
+        "--wait-factor", type=number_from(0, 1e6), default=0.2, metavar="X", help="default: %(default)s"
+    )
     parser.add_argument(
         "--spread",
-        type=float,
+        type=number_from(0, 10),
         default=0.1,
         metavar="X",
         help="of service times, relative (default: %(default)s)",
     )
-    parser.add_argument("--proxies", type=int, default=1, metavar="N", help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="default: %(default)s")
+    parser.add_argument(
+        "--proxies", type=whole_from(1, 100), default=1, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=number_from(_SECONDS_MIN, 1e6),
+        default=600.0,
+        metavar="S",
+        help="default: %(default)s",
+    )
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print one JSON array")
 

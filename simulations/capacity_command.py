@@ -17,11 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from onepiece.cli.columns import columns, seconds_text
+from onepiece.cli.columns import bytes_text, columns, seconds_text
+from onepiece.cli.numbers import number_from, whole_from
 from onepiece.cli.plan import demand_of
 from onepiece.core.capacity import CapacityModel, Demand
+from onepiece.core.inventory import DeviceKind
 from onepiece.core.planning import UTILISATION_MAX, monolithic, plan_for_devices, plan_for_rate
-from onepiece.errors import OnePieceError
+from onepiece.errors import ConfigError, OnePieceError
 from onepiece.profiles import model_of, read_profile
 from simulations.capacity_record import Record
 from simulations.capacity_trace import (
@@ -42,6 +44,9 @@ HELP: Final = "simulate a set of many GPUs under a load, with the product's own 
 _GIB: Final = 1 << 30
 _INTERVALS: Final = 240
 _MOVES_SHOWN: Final = 10
+GPUS_MAX: Final = 100_000
+_GIB_MAX: Final = 1 << 20
+_SECONDS_MAX: Final = 366 * 86_400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,22 +55,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--profile", action="append", required=True, metavar="FILE", help="one for each workflow")
     rate = "WORKFLOW=NUMBER or WORKFLOW/SIZE_CLASS=NUMBER, the mean rate; may be given again"
     add("--rate", action="append", required=True, metavar="R", help=rate)
-    add("--gpus", type=int, help="of the set (default: those that the planner wants)")
-    add("--per-node", type=int, default=8, help="GPUs of a node (%(default)s)")
-    add("--gpu-memory", type=float, default=80.0, metavar="GIB", help="of each (%(default)s)")
+    add("--gpus", type=whole_from(1, GPUS_MAX), help="of the set (default: those that the planner wants)")
+    add("--per-node", type=whole_from(1, GPUS_MAX), default=8, help="GPUs of a node (%(default)s)")
+    add(
+        "--gpu-memory",
+        type=number_from(0, _GIB_MAX, above=True),
+        default=80.0,
+        metavar="GIB",
+        help="of each (%(default)s)",
+    )
     kinds = ("steady", "even", "day", "bursts", "step")
     add("--arrivals", choices=kinds, default="steady", help="how requests come (%(default)s)")
-    add("--swing", type=float, default=0.5, help="day: so much more at 18 h and less at 6 h (%(default)s)")
-    add("--burst-factor", type=float, default=4.0, help="bursts: times the mean rate (%(default)s)")
-    add("--burst-seconds", type=float, default=60.0, help="bursts: how long (%(default)s)")
-    add("--burst-every", type=float, default=600.0, help="bursts: from one to the next (%(default)s)")
+    add(
+        "--swing",
+        type=number_from(0, 1),
+        default=0.5,
+        help="day: so much more at 18 h and less at 6 h (%(default)s)",
+    )
+    add("--burst-factor", type=number_from(0), default=4.0, help="bursts: times the mean rate (%(default)s)")
+    add(
+        "--burst-seconds",
+        type=number_from(0, above=True),
+        default=60.0,
+        help="bursts: how long (%(default)s)",
+    )
+    add(
+        "--burst-every",
+        type=number_from(0, above=True),
+        default=600.0,
+        help="bursts: from one to the next (%(default)s)",
+    )
     add("--to", action="append", default=[], metavar="R", help="step: the rates in the second half")
     add("--recorded", type=Path, metavar="CSV", help="seconds,workflow,size_class instead of drawn arrivals")
-    add("--seconds", type=float, default=3600.0, help="of the set's time (%(default)s)")
-    add("--warm-up", type=float, default=0.0, help="seconds that the totals leave out (%(default)s)")
-    add("--timeout", type=float, help="refuse requests that are predicted to take longer")
-    add("--hop", type=float, default=0.0, metavar="SECONDS", help="from stage to stage (%(default)s)")
-    add("--utilisation", type=float, default=UTILISATION_MAX, help="planned at first (%(default)s)")
+    add(
+        "--seconds",
+        type=number_from(0, _SECONDS_MAX, above=True),
+        default=3600.0,
+        help="of the set's time (%(default)s)",
+    )
+    add("--warm-up", type=number_from(0), default=0.0, help="seconds that the totals leave out (%(default)s)")
+    add(
+        "--timeout", type=number_from(0, above=True), help="refuse requests that are predicted to take longer"
+    )
+    add(
+        "--hop", type=number_from(0), default=0.0, metavar="SECONDS", help="from stage to stage (%(default)s)"
+    )
+    add(
+        "--utilisation",
+        type=number_from(0.001, 1),
+        default=UTILISATION_MAX,
+        help="planned at first (%(default)s)",
+    )
     add("--no-moves", action="store_true", help="instances stay as they are planned")
     add("--monolithic", action="store_true", help="each instance holds a whole workflow")
     add("--seed", type=int, default=0, help="(%(default)s)")
@@ -83,12 +123,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    _check_options(options)
     model = model_of(tuple(read_profile(Path(path)) for path in options.profile))
     demands = tuple(demand_of(model, text, 1.0) for text in options.rate)
     model = monolithic(model) if options.monolithic else model
     instances = instances_for(model, demands, options.gpus, options.utilisation)
+    gpus = options.gpus or model.devices(instances)
+    if gpus > GPUS_MAX:
+        raise ConfigError(f"that takes {gpus} GPUs, and {GPUS_MAX} are simulated at most; lower --rate")
+    _tell_too_large(model, instances, options.gpu_memory)
     world_options = WorldOptions(
-        gpus=options.gpus or model.devices(instances),
+        gpus=gpus,
         per_node=options.per_node,
         gpu_bytes=round(options.gpu_memory * _GIB),
         moves=not options.no_moves,
@@ -112,6 +157,31 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_options(options: argparse.Namespace) -> None:
+    if options.warm_up >= options.seconds:
+        raise ConfigError(f"--warm-up {options.warm_up:g} leaves nothing of --seconds {options.seconds:g}")
+    if options.arrivals == "bursts" and options.burst_seconds >= options.burst_every:
+        raise ConfigError(
+            f"bursts of {options.burst_seconds:g} s every {options.burst_every:g} s never end; give a "
+            "--burst-every above --burst-seconds"
+        )
+    if options.to and (options.arrivals != "step" or options.recorded is not None):
+        raise ConfigError("--to is the rate behind a step; give --arrivals step with it")
+    for path in filter(None, (options.json, options.plot)):
+        if path.is_dir() or not path.parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: it is a directory, or in one that is not there")
+
+
+def _tell_too_large(model: CapacityModel, instances: Mapping[str, int], gpu_memory_gib: float) -> None:
+    for stage in instances:
+        profile = model.stages[stage]
+        if profile.kind is DeviceKind.GPU and profile.memory_bytes > gpu_memory_gib * _GIB:
+            sys.stderr.write(
+                f"{stage} needs {bytes_text(profile.memory_bytes)}, which a GPU of {gpu_memory_gib:g} GiB "
+                "does not have; it is simulated as if it had\n"
+            )
+
+
 def instances_for(
     model: CapacityModel, demands: Sequence[Demand], gpus: int | None, utilisation: float
 ) -> dict[str, int]:
@@ -124,11 +194,20 @@ def instances_for(
 
 def _trace(options: argparse.Namespace, model: CapacityModel, demands: Sequence[Demand]) -> Iterable[Arrival]:
     if options.recorded is not None:
-        return recorded(options.recorded, demands)
+        found = recorded(options.recorded, demands)
+        known = sum(at <= options.seconds for at, _ in found)
+        if not known:
+            raise ConfigError(f"the trace {options.recorded} has no request in {options.seconds:g} s")
+        if known < len(found):
+            sys.stderr.write(f"{len(found) - known} requests come behind --seconds, and are left out\n")
+        return found
     if options.arrivals == "even":
         return even_arrivals(demands, options.seconds)
     changed = [demand_of(model, text, 1.0) for text in options.to]
     later = {(each.workflow, each.size_class): each.rate for each in changed}
+    unknown = later.keys() - {(each.workflow, each.size_class) for each in demands}
+    if unknown:
+        raise ConfigError(f"--to {'/'.join(min(unknown))}: give it a --rate too, 0 if none come at first")
 
     def rate_of(demand: Demand) -> Rate:
         match options.arrivals:

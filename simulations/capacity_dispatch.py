@@ -45,6 +45,8 @@ class Sender(Generic[InstanceT]):
         """A bit for each place among the live instances: whether it was picked already."""
         self._levels: list[list[tuple[int, int, InstanceT]]] = [[]]
         """By how much is under way: when they were picked. What holds no longer is left out when met."""
+        self._lowest = 0
+        """All levels below it are empty."""
 
     def pick(self) -> InstanceT:
         """The instance with the fewest; of equals the one picked longest ago, or never."""
@@ -52,7 +54,9 @@ class Sender(Generic[InstanceT]):
         if len(self._counts) < len(live):
             begin = self._first % len(live)
             return live[(begin + self._known_from(begin, len(live))) % len(live)]
-        for count, level in enumerate(self._levels):
+        for count in range(self._lowest, len(self._levels)):
+            level = self._levels[count]
+            self._lowest = count
             while level:
                 if self._is_so(count, *level[0]):
                     return level[0][-1]
@@ -84,6 +88,7 @@ class Sender(Generic[InstanceT]):
         self._counts[key] = count
         while len(self._levels) <= count:
             self._levels.append([])
+        self._lowest = min(self._lowest, count)
         level = self._levels[count]
         heapq.heappush(level, (self._picked[key], key, instance))
         if len(level) > _STALE * len(self._counts):

@@ -96,8 +96,14 @@ def recorded(path: Path, demands: Sequence[Demand]) -> list[Arrival]:
     """
     numbers = {(demand.workflow, demand.size_class): number for number, demand in enumerate(demands)}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            found = list(_rows(path, csv.DictReader(file), numbers))
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            if not {"seconds", "workflow"} <= set(reader.fieldnames or ()):
+                raise ConfigError(
+                    f"the trace {path} has no columns `seconds` and `workflow`; name them in its first line, "
+                    "with commas between them"
+                )
+            found = list(_rows(path, reader, numbers))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"the trace {path} cannot be read: {error}") from error
     return sorted(found)

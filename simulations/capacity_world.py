@@ -35,6 +35,7 @@ from onepiece.core.rebalance import (
     TimesMeasured,
 )
 from onepiece.core.waiting_order import WaitingOrder, rank
+from onepiece.errors import ConfigError
 from simulations.capacity_dispatch import PROXY, Dispatch, Sender
 from simulations.capacity_record import Record
 from simulations.capacity_steps import Way
@@ -357,7 +358,12 @@ class World:
                     processors.append(made)
                     self._add(stage, made.node_id, (made.device,))
                     continue
-                node_id = next(name for name, free in by_node.items() if len(free) >= profile.devices)
+                node_id = next((name for name, free in by_node.items() if len(free) >= profile.devices), None)
+                if node_id is None:
+                    raise ConfigError(
+                        f"no node has {profile.devices} GPUs left for an instance of {stage}; give nodes "
+                        "more (--per-node), or the set more (--gpus)"
+                    )
                 free = by_node[node_id]
                 self._add(stage, node_id, tuple(free[: profile.devices]))
                 by_node[node_id] = free[profile.devices :]

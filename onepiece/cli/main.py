@@ -14,6 +14,7 @@ from typing import Any, Final
 from onepiece._program import imported
 from onepiece.cli import exits
 from onepiece.cli.inputs import HELP as INPUT_HELP
+from onepiece.cli.numbers import number_from
 from onepiece.errors import ConfigError, OnePieceError, last_frame
 from onepiece.requests import RequestState
 from transports.errors import TransportError
@@ -275,15 +276,30 @@ def _add_plan(commands: Any) -> None:
     add("--rate", action="append", default=[], metavar="R", help=rate)
     add("--mix", action="append", default=[], metavar="R", help="the same as shares of what --gpus bear")
     add("--gpus", type=int, metavar="N", help="no more than these; without --rate: the most they bear")
-    add("--p95", type=float, metavar="SECONDS", help="the time that 95 of 100 requests may take at most")
+    add(
+        "--p95",
+        type=number_from(0, above=True),
+        metavar="SECONDS",
+        help="the time that 95 of 100 requests may take at most",
+    )
     add("--utilisation", type=float, default=0.85, help="no stage busier than this (default: %(default)s)")
     arrivals = (
         "how gaps between requests vary: their squared coefficient of variation; 0 for equal gaps, 1 for "
         "independent clients, more for bursts (default: %(default)s)"
     )
-    add("--arrivals", type=float, default=1.0, metavar="C2", help=arrivals)
-    add("--gpu-memory", type=float, metavar="GIB", help="name what does not fit on such a GPU")
-    add("--price", type=float, metavar="P", help="of a GPU for an hour: adds the cost of 1000 requests")
+    add("--arrivals", type=number_from(0, 1e6), default=1.0, metavar="C2", help=arrivals)
+    add(
+        "--gpu-memory",
+        type=number_from(0, above=True),
+        metavar="GIB",
+        help="name what does not fit on such a GPU",
+    )
+    add(
+        "--price",
+        type=number_from(0, 1e9),
+        metavar="P",
+        help="of a GPU for an hour: adds the cost of 1000 requests",
+    )
     what_if = (
         "compare with a change: gpus=16, rate=x2, denoise.seconds=x0.5, denoise.devices=4; may be given again"
     )

@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 from onepiece.cli.columns import bytes_text, columns, seconds_text
 from onepiece.core.capacity import CapacityModel, Demand
 from onepiece.core.planning import (
+    WORKERS_MAX,
     Plan,
     monolithic,
     plan_for_devices,
@@ -22,9 +23,12 @@ from onepiece.core.planning import (
 )
 from onepiece.core.service_times import StageProfile
 from onepiece.errors import ConfigError
-from onepiece.profiles import model_of, read_profile
+from onepiece.profiles import check_stage_bounds, model_of, read_profile
 
 _GIB: Final = 1 << 30
+RATE_MIN: Final = 1e-9
+RATE_MAX: Final = 1e9
+_FACTOR_MAX: Final = 1e6
 RATE_FORM: Final = "a number, or WORKFLOW=NUMBER or WORKFLOW/SIZE_CLASS=NUMBER, in requests a second"
 CHANGES: Final = (
     "gpus=N, rate=xFACTOR, p95=SECONDS, STAGE.seconds=xFACTOR, STAGE.devices=N, STAGE.concurrency=N, "
@@ -114,10 +118,8 @@ def _question(
     utilisation_max: float,
     variability: float,
 ) -> Question:
-    _check_range("--utilisation", utilisation_max, 0, 1)
-    _check_range("--arrivals", variability, -math.ulp(0.0), math.inf)
-    _check_range("--p95", p95_seconds, 0, math.inf)
-    _check_range("--gpus", gpus, 0, math.inf)
+    _check_range("--utilisation", utilisation_max, 0.001, 1)
+    _check_range("--gpus", gpus, 0, WORKERS_MAX)
     if rates and mixes:
         raise ConfigError("give --rate or --mix, not both: a mix has the rate that --gpus bear")
     if not rates and gpus is None:
@@ -130,8 +132,7 @@ def _question(
 
 def _check_range(option: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low < value <= high:
-        bounds = f"above {max(low, 0):g}" + ("" if math.isinf(high) else f" and at most {high:g}")
-        raise ConfigError(f"{option} is {value:g}; give a number {bounds}")
+        raise ConfigError(f"{option} is {value:g}; give a number above {low:g} and at most {high:.10g}")
 
 
 def demand_of(model: CapacityModel, text: str, variability: float) -> Demand:
@@ -145,8 +146,8 @@ def demand_of(model: CapacityModel, text: str, variability: float) -> Demand:
         rate = float(number)
     except ValueError:
         rate = -1.0
-    if not 0 <= rate < math.inf:
-        raise ConfigError(f"{text!r} is no rate; give {RATE_FORM}")
+    if rate and not RATE_MIN <= rate <= RATE_MAX:
+        raise ConfigError(f"{text!r} is no rate; give {RATE_FORM}: 0, or from {RATE_MIN:g} to {RATE_MAX:g}")
     workflow, _, size_class = head.partition("/")
     if not workflow:
         workflow = _only("workflow", sorted(model.workflows), f"--rate WORKFLOW={number}")
@@ -182,12 +183,17 @@ def _with_change(question: Question, name: str, value: str) -> Question:
         return _with_stage(question, stage, what, value)
     match name:
         case "gpus":
-            return evolve(question, gpus=_whole(name, value))
+            gpus = _whole(name, value)
+            _check_range("--what-if gpus", gpus, 0, WORKERS_MAX)
+            return evolve(question, gpus=gpus)
         case "p95":
-            return evolve(question, p95_seconds=_factor(name, value))
+            return evolve(question, p95_seconds=_number(name, value))
         case "rate":
-            factor = _factor(name, value.removeprefix("x"))
-            return evolve(question, demands=tuple(evolve(d, rate=d.rate * factor) for d in question.demands))
+            factor = _factor(name, value)
+            demands = tuple(evolve(d, rate=d.rate * factor) for d in question.demands)
+            if any(d.rate and not RATE_MIN <= d.rate <= RATE_MAX for d in demands):
+                raise ConfigError(f"--what-if rate={value[:40]}: no rate from {RATE_MIN:g} to {RATE_MAX:g}")
+            return evolve(question, demands=demands)
         case _:
             raise ConfigError(f"--what-if has no {name!r}; give some of {CHANGES}")
 
@@ -198,14 +204,16 @@ def _with_stage(question: Question, stage: str, what: str, value: str) -> Questi
     if len(keys) != 1:
         raise ConfigError(f"--what-if: {stage!r} is none of the stages {', '.join(sorted(model.stages))}")
     makers: Mapping[str, Callable[[StageProfile], StageProfile]] = {
-        "seconds": lambda each: scaled_seconds(each, _factor(what, value.removeprefix("x"))),
+        "seconds": lambda each: scaled_seconds(each, _factor(what, value)),
         "devices": lambda each: each.on(_whole(what, value)),
         "concurrency": lambda each: evolve(each, concurrency=_whole(what, value)),
         "batch": lambda each: evolve(each, batch_max=_whole(what, value)),
     }
     if what not in makers:
         raise ConfigError(f"--what-if: a stage has no {what!r}; give some of {CHANGES}")
-    stages = {**model.stages, keys[0]: makers[what](model.stages[keys[0]])}
+    changed = makers[what](model.stages[keys[0]])
+    check_stage_bounds(changed)
+    stages = {**model.stages, keys[0]: changed}
     return evolve(question, model=CapacityModel(stages, model.workflows))
 
 
@@ -216,12 +224,20 @@ def _whole(name: str, value: str) -> int:
 
 
 def _factor(name: str, value: str) -> float:
+    if not value.startswith("x"):
+        raise ConfigError(f"--what-if {name}={value[:40]}: give a factor, as {name}=x2 for twice as much")
+    return _number(name, value[1:])
+
+
+def _number(name: str, value: str) -> float:
     try:
         number = float(value)
     except ValueError:
         number = 0.0
-    if not 0 < number < math.inf:
-        raise ConfigError(f"--what-if {name}={value[:40]}: give a number above 0")
+    if not 1 / _FACTOR_MAX <= number <= _FACTOR_MAX:
+        raise ConfigError(
+            f"--what-if {name}={value[:40]}: give a number from {1 / _FACTOR_MAX:g} to {_FACTOR_MAX:g}"
+        )
     return number
 
 

@@ -7,13 +7,14 @@ one says in its conditions what must still hold. Keys and values are bytes, revi
 
 import base64
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx
 from attrs import define, field, frozen
 
+_Read = TypeVar("_Read")
 _SHOWN_CHARACTERS: Final = 200
 _TRANSIENT: Final = frozenset({4, 14})
 """gRPC's codes for: took too long; not available now (no leader, stopping)."""
@@ -88,22 +89,21 @@ class EtcdClient:
 
     async def grant(self, seconds: int) -> tuple[int, int]:
         """A new lease, and for how many seconds it lasts: etcd may give more than was asked for."""
-        answer = await self._call("lease/grant", {"TTL": str(seconds)})
-        return int(answer["ID"]), int(answer["TTL"])
+        return await self._call(
+            "lease/grant", {"TTL": str(seconds)}, lambda answer: (int(answer["ID"]), int(answer["TTL"]))
+        )
 
     async def keep_alive(self, lease: int) -> int:
         """Begin a lease anew; for how many seconds it lasts now, 0 if it is over."""
-        answer = await self._call("lease/keepalive", {"ID": str(lease)})
-        return int(answer.get("result", {}).get("TTL", 0))
+        return await self._call("lease/keepalive", {"ID": str(lease)}, _seconds_left)
 
     async def revoke(self, lease: int) -> None:
         """End a lease, and delete what was written under it; raises ``EtcdRefusedError`` if there is none."""
-        await self._call("lease/revoke", {"ID": str(lease)})
+        await self._call("lease/revoke", {"ID": str(lease)}, _revision)
 
     async def read(self, prefix: bytes) -> dict[bytes, KeyValue]:
         """What is stored under all keys that begin so, as of one moment."""
-        answer = await self._call("kv/range", _range(prefix))
-        return _key_values(answer)
+        return await self._call("kv/range", _range(prefix), _stored)
 
     async def transact(
         self,
@@ -114,20 +114,16 @@ class EtcdClient:
         """Make all changes if all conditions hold, else read the keys with these prefixes."""
         reads = [{"request_range": _range(prefix)} for prefix in otherwise]
         body = {"compare": list(conditions), "success": list(changes), "failure": reads}
-        answer = await self._call("kv/txn", body)
-        held = bool(answer.get("succeeded", False))
-        found: dict[bytes, KeyValue] = {}
-        if not held:
-            for response in answer.get("responses", []):
-                found |= _key_values(response["response_range"])
-        return Outcome(held, int(answer["header"]["revision"]), found)
+        return await self._call("kv/txn", body, _outcome)
 
-    async def _call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _call(
+        self, path: str, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], _Read]
+    ) -> _Read:
         tried: list[str] = []
         for step in range(len(self.members)):
             number = (self._first + step) % len(self.members)
             try:
-                answer = await self._ask(f"{self.members[number]}/v3/{path}", body)
+                answer = _as_read(read, await self._ask(f"{self.members[number]}/v3/{path}", body))
             except _NotAnsweredError as error:
                 tried.append(f"{self.members[number]} ({error})")
                 continue
@@ -175,6 +171,35 @@ def _range(prefix: bytes) -> dict[str, str]:
 
 def _text(value: bytes) -> str:
     return base64.b64encode(value).decode()
+
+
+def _as_read(read: Callable[[Mapping[str, Any]], _Read], answer: Mapping[str, Any]) -> _Read:
+    """What an answer says; whatever else serves HTTP there may answer in JSON, too."""
+    try:
+        return read(answer)
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise _NotAnsweredError("an answer in JSON, but not that of an etcd") from error
+
+
+def _revision(answer: Mapping[str, Any]) -> int:
+    return int(answer["header"]["revision"])
+
+
+def _seconds_left(answer: Mapping[str, Any]) -> int:
+    return int(answer["result"].get("TTL", 0))
+
+
+def _outcome(answer: Mapping[str, Any]) -> Outcome:
+    held = answer.get("succeeded", False) is True
+    found: dict[bytes, KeyValue] = {}
+    for response in () if held else answer.get("responses", ()):
+        found |= _key_values(response["response_range"])
+    return Outcome(held, _revision(answer), found)
+
+
+def _stored(answer: Mapping[str, Any]) -> dict[bytes, KeyValue]:
+    _revision(answer)  # an etcd says it also where nothing is stored
+    return _key_values(answer)
 
 
 def _key_values(answer: Mapping[str, Any]) -> dict[bytes, KeyValue]:

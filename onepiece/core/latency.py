@@ -27,6 +27,7 @@ simulator, which runs the product's own decisions.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 from attrs import define, field, frozen
@@ -37,6 +38,11 @@ from onepiece.core.spans import Span, longest
 
 _SWEEPS: Final = 12
 """Workflows that use the same stages in another order influence each other in a circle."""
+
+_FORGOTTEN: Final = 10
+"""Erlang's recursion begins so many roots of the load below it: what it began with counts exp(-50) then."""
+_NOBODY: Final = 1e-100
+"""A share that is none."""
 
 
 @frozen
@@ -108,12 +114,20 @@ def queue_wait(
     return StageWait.exponential(mean, share) if mean > 0 else StageWait()
 
 
+@lru_cache(maxsize=4096)
 def waiting_share(load: float, workers: int) -> float:
-    """Erlang's C: the share of arrivals that find all workers busy; ``load`` is rate times seconds."""
+    """Erlang's C: the share of arrivals that find all workers busy; ``load`` is rate times seconds.
+
+    The recursion over the number of workers forgets where it began, so that for many of them it
+    begins not far below the load.
+    """
     assert 0 <= load < workers
-    blocked = 1.0
-    for count in range(1, workers + 1):
+    begin = max(0, math.floor(load - _FORGOTTEN * math.sqrt(load)))
+    blocked = 1 - begin / load if begin else 1.0
+    for count in range(begin + 1, workers + 1):
         blocked = load * blocked / (count + load * blocked)
+        if blocked < _NOBODY:
+            return 0.0
     return blocked / (1 - load / workers * (1 - blocked))
 
 

@@ -27,6 +27,8 @@ from onepiece.core.service_times import StageProfile, Timing
 from onepiece.errors import ConfigError
 
 UTILISATION_MAX: Final = 0.85
+WORKERS_MAX: Final = 1_000_000
+"""Of one stage, in a plan."""
 _NEARLY_FULL: Final = 1 - 1e-6
 _ROUNDS_MAX: Final = 2_000
 _BISECTIONS: Final = 60
@@ -185,6 +187,12 @@ def _joined(workflow: WorkflowShape, visited: Sequence[StageProfile]) -> StagePr
 
 
 def _planned(model: CapacityModel, demands: Sequence[Demand], instances: Mapping[str, int]) -> Plan:
+    for stage in instances:
+        if (workers := model.workers(stage, instances)) > WORKERS_MAX:
+            raise ConfigError(
+                f"stage {stage} would need {workers:.3g} workers, and a plan has at most {WORKERS_MAX} of a "
+                "stage; lower the rate, or the stage's concurrency"
+            )
     return Plan(
         model,
         tuple(demands),

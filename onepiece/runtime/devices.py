@@ -36,7 +36,7 @@ def parse_device(text: str) -> Device:
     """Read ``cpu:0``, ``cuda:1`` or ``cpu:0=4GiB``; raises ``ConfigError`` naming what is wrong."""
     name, _, size = text.partition("=")
     kind, _, index = name.partition(":")
-    if kind not in {"cpu", "cuda"} or not index.isdigit():
+    if kind not in {"cpu", "cuda"} or not (index.isascii() and index.isdigit()):
         raise ConfigError(f"{text!r} is no device; write cpu:0, cuda:1 or cpu:0=4GiB")
     device_kind = DeviceKind.GPU if kind == "cuda" else DeviceKind.CPU
     if not size:
@@ -44,7 +44,7 @@ def parse_device(text: str) -> Device:
     number = size.removesuffix("GiB")
     try:
         memory_bytes = int(float(number) * _GIB)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ConfigError(f"{text!r}: the memory is written in GiB, for example cpu:0=4GiB") from error
     if memory_bytes <= 0:
         raise ConfigError(f"{text!r}: the memory must be more than nothing")

@@ -1,6 +1,7 @@
 """``onepiece profile`` and ``onepiece plan``: what is measured comes into a file, and plans out of it."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +196,17 @@ def test_wrong_questions_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "'fast' is no rate; give a number" in _failed(capsys, *plan, "--rate", "fast")
     assert "no workflow 'x' in the model; there are: video" in _failed(capsys, *plan, "--rate", "x=1")
     assert "no timing for the size class '4k'" in _failed(capsys, *plan, "--rate", "video/4k=1")
-    assert "--utilisation is 2; give a number above 0 and at most 1" in _failed(
+    assert "--utilisation is 2; give a number above 0.001 and at most 1" in _failed(
         capsys, *plan, "--rate", "1", "--utilisation", "2"
+    )
+    for change in ("rate=2", "draw.seconds=5", "rate=x1e300", "draw.seconds=x1e-300", "p95=nan"):
+        assert "give a " in _failed(capsys, *plan, "--rate", "1", "--what-if", change)
+    for change in ("rate=x1e6,rate=x1e6", "draw.concurrency=999999999", "gpus=999999999"):
+        assert "video" not in _failed(capsys, *plan, "--rate", "1", "--what-if", change)
+    for rate in ("nan", "1e-320", "1e308"):
+        assert "is no rate" in _failed(capsys, *plan, "--rate", rate)
+    assert "stage m:encode would need 4e+06 workers" in _failed(
+        capsys, *plan, "--rate", "1e6", "--utilisation", "1"
     )
     assert "not both" in _failed(capsys, *plan, "--rate", "1", "--mix", "1")
     assert "1 GPUs are fewer than" in _failed(capsys, *plan, "--gpus", "1")
@@ -209,6 +219,18 @@ def test_wrong_questions_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "two profiles are of the workflow 'video'" in _failed(
         capsys, *plan, "--profile", path, "--rate", "1"
     )
+
+
+@pytest.mark.parametrize(
+    "option", [("--price", "nan"), ("--p95", "inf"), ("--arrivals", "1e300"), ("--gpu-memory", "-1")]
+)
+def test_options_without_a_sense_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, str]
+) -> None:
+    """Neither a cost of nan nor a plan for a GPU of less than nothing is printed."""
+    with pytest.raises(SystemExit):
+        main(["plan", "--profile", _written(tmp_path), "--rate", "1", *option])
+    assert f"argument {option[0]}: '{option[1]}' is no number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -243,6 +265,13 @@ def test_a_field_of_the_wrong_kind_is_named(tmp_path: Path, capsys: pytest.Captu
         ({"load_seconds": -1.0}, "'load_seconds' must be >= 0"),
         ({"timings": []}, "has no timing; profile its workflow"),
         ({"colour": 1}, "unknown field 'colour'"),
+        ({"load_seconds": 10**400}, "a whole number beyond all floats"),
+        ({"load_seconds": math.inf}, "load_seconds is inf, which is not between 0 and 1e+09"),
+        ({"timings": [{"mean_seconds": 1e300}]}, "mean_seconds is 1e+300"),
+        ({"timings": [{"mean_seconds": 1e-300}]}, "mean_seconds is 1e-300"),
+        ({"timings": [{"mean_seconds": 1.0, "spread_seconds": 1e200}]}, "spread_seconds is 1e+200"),
+        ({"timings": [{"mean_seconds": 1.0, "batch": 10**9}]}, "batch is 1000000000"),
+        ({"concurrency": 10**9}, "concurrency is 1000000000"),
     ):
         first, *rest = good["stages"]
         path.write_text(json.dumps({**good, "stages": [{**first, **change}, *rest]}))

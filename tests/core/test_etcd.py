@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from attrs import evolve
 
@@ -233,6 +234,31 @@ async def test_what_etcd_refuses_is_not_stored(options: EtcdOptions, monkeypatch
             with pytest.raises(StoreFull, match="space exceeded"):
                 await first.store(state)
         await first.store(state)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"status": "ok"},
+        {"header": "none", "ID": "x", "kvs": {}, "result": []},
+        {"header": {"revision": "x"}, "ID": [], "result": None, "kvs": [{}]},
+    ],
+)
+async def test_json_that_is_no_etcd_s_is_no_answer(answer: dict[str, Any]) -> None:
+    """What serves HTTP at the address need not be an etcd, and may answer all with JSON."""
+    transport = httpx.MockTransport(lambda _request: httpx.Response(200, json=answer))
+    async with httpx.AsyncClient(transport=transport) as http:
+        client = EtcdClient(("http://not.an.etcd:1",), 1.0, http)
+        for call in (
+            lambda: client.read(b"k"),
+            lambda: client.grant(5),
+            lambda: client.keep_alive(1),
+            lambda: client.revoke(1),
+            lambda: client.transact([], [], [b"k"]),
+        ):
+            with pytest.raises(EtcdUnreachableError, match="not that of an etcd"):
+                await call()
 
 
 async def test_members_that_do_not_answer_are_named() -> None:

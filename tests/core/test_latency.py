@@ -18,6 +18,18 @@ def test_erlang(load: float, workers: int, share: float) -> None:
     assert waiting_share(load, workers) == pytest.approx(share)
 
 
+@given(load=st.floats(0.01, 3000.0), spare=st.integers(1, 300))
+@settings(max_examples=30)
+def test_erlang_for_many_workers_is_the_whole_recursion(load: float, spare: int) -> None:
+    """Where it begins short of the load it comes to what it comes to from the first worker on."""
+    workers = math.floor(load) + spare
+    blocked = 1.0
+    for count in range(1, workers + 1):
+        blocked = load * blocked / (count + load * blocked)
+    whole = blocked / (1 - load / workers * (1 - blocked))
+    assert waiting_share(load, workers) == pytest.approx(whole, rel=1e-9, abs=1e-99)
+
+
 @pytest.mark.parametrize("used", [0.1, 0.5, 0.9, 0.99])
 def test_one_queue_of_exponential_times_is_exact(used: float) -> None:
     """M/M/1: the time in it is exponential, so its mean gives every quantile."""

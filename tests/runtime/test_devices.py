@@ -17,6 +17,9 @@ def test_devices_are_written_as_torch_writes_them() -> None:
     device = parse_device("cpu:1=1.5GiB")
     assert (device.name, device.kind, device.memory_bytes) == ("cpu:1", DeviceKind.CPU, 3 << 29)
     assert parse_device("cpu:0").memory_bytes > 1 << 28
+    for wrong in ("cpu:0=infGiB", "cpu:0=nanGiB", "cpu:²"):
+        with pytest.raises(ConfigError):
+            parse_device(wrong)
     assert parse_device("cuda:2=80GiB").kind is DeviceKind.GPU
     assert (torch_name("cpu:3"), torch_name("cuda:3")) == ("cpu", "cuda:3")
 

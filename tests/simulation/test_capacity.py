@@ -231,6 +231,61 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 GPUs are fewer than" in capsys.readouterr().err
     assert main([*argv, "video=2", "--recorded", str(tmp_path / "none.csv")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+    late = tmp_path / "late.csv"
+    late.write_text("seconds,workflow\n1e12,video\n")
+    for options, message in (
+        (("--recorded", str(late)), "has no request in 3600 s"),
+        (("--warm-up", "3600"), "leaves nothing of --seconds"),
+        (("--arrivals", "bursts", "--burst-every", "60"), "never end"),
+        (("--to", "video=1"), "give --arrivals step with it"),
+        (("--json", str(tmp_path)), "cannot be written"),
+        (("--plot", str(tmp_path / "no" / "p.png")), "cannot be written"),
+    ):
+        assert main([*argv, "video=2", *options]) == 2
+        assert message in capsys.readouterr().err
+    assert main([*argv, "video=1e5"]) == 2
+    assert "GPUs, and 100000 are simulated at most" in capsys.readouterr().err
+    assert main([*argv, "video=0.1", "--seconds", "10", "--gpu-memory", "1"]) == 0
+    assert "which a GPU of 1 GiB does not have" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(("--gpus", "0"), ("--gpus", "100000000"), ("--per-node", "0"), ("--gpu-memory", "nan")),
+        *(
+            ("--seconds", "0"),
+            ("--seconds", "inf"),
+            ("--warm-up", "nan"),
+            ("--timeout", "-1"),
+            ("--hop", "-1"),
+        ),
+        *(("--utilisation", "2"), ("--swing", "5"), ("--burst-every", "0"), ("--burst-factor", "nan")),
+    ],
+)
+def test_options_without_a_sense_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, str]
+) -> None:
+    """They are named before anything is simulated."""
+    with pytest.raises(SystemExit):
+        main(["capacity", "--profile", _profile(tmp_path / "p.json"), "--rate", "video=1", *option])
+    assert f"argument {option[0]}: '{option[1]}' is no" in capsys.readouterr().err
+
+
+def test_an_instance_that_no_node_holds_is_named() -> None:
+    """Nodes that are too small for a stage of several devices."""
+    model = make_line("w", StageProfile("wide", (Timing(1.0, devices=4),), devices=4))
+    with pytest.raises(ConfigError, match="no node has 4 GPUs left for an instance of wide"):
+        World(model, [Demand("w", 1.0)], {"wide": 1}, WorldOptions(gpus=4, per_node=2))
+
+
+def test_a_sender_looks_at_no_level_twice() -> None:
+    """What many messages wait at is picked as fast as what is idle, and the fewest still counts."""
+    model = make_line("w", make_stage("s", 1.0))
+    world = World(model, [Demand("w", 1.0)], {"s": 3}, WorldOptions(gpus=3, moves=False))
+    trace = [(0.0, 0)] * 9_000
+    found = world.run(iter(trace), 3_000.5).summary(3_000.5)
+    assert found["finished"] == 9_000
 
 
 def test_a_chart_of_nothing_and_one_of_powers_can_be_drawn(tmp_path: Path) -> None:
