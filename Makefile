@@ -16,7 +16,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests in which somebody is judged by heartbeats or leases: they come first on the processors.
 SERVING := tests/acceptance tests/client tests/node tests/runtime tests/stages tests/core/test_etcd.py tests/transports/test_processes.py
 
-.PHONY: demo test test-full test-rdma test-rdma-quick test-serving test-parts setup setup-test lint explore explore-full chaos leaders simulate validate shift bench clean
+.PHONY: demo test test-full test-rdma test-rdma-quick test-serving test-parts setup setup-test lint explore explore-full chaos leaders simulate validate shift offered-load bench clean
 
 demo: setup
 	$(BIN)/python -m stages.demo
@@ -84,6 +84,10 @@ validate: setup-test
 
 shift: setup-test
 	$(BIN)/python -m simulations shift
+
+# Real processes under half to five times the load that they bear; five minutes, on a machine with little else to do.
+offered-load: setup-test
+	$(BIN)/onepiece bench admission --decisions 1000 --http-seconds 0 --load-seconds 30 --loads 5 3 2 1.5 1 0.5
 
 bench: setup-test
 	$(BIN)/onepiece bench transport

@@ -64,29 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GIB",
         help="of each (%(default)s)",
     )
-    kinds = ("steady", "even", "day", "bursts", "step")
-    add("--arrivals", choices=kinds, default="steady", help="how requests come (%(default)s)")
-    add(
-        "--swing",
-        type=number_from(0, 1),
-        default=0.5,
-        help="day: so much more at 18 h and less at 6 h (%(default)s)",
-    )
-    add("--burst-factor", type=number_from(0), default=4.0, help="bursts: times the mean rate (%(default)s)")
-    add(
-        "--burst-seconds",
-        type=number_from(0, above=True),
-        default=60.0,
-        help="bursts: how long (%(default)s)",
-    )
-    add(
-        "--burst-every",
-        type=number_from(0, above=True),
-        default=600.0,
-        help="bursts: from one to the next (%(default)s)",
-    )
-    add("--to", action="append", default=[], metavar="R", help="step: the rates in the second half")
-    add("--recorded", type=Path, metavar="CSV", help="seconds,workflow,size_class instead of drawn arrivals")
+    _add_arrivals(parser)
     add(
         "--seconds",
         type=number_from(0, _SECONDS_MAX, above=True),
@@ -111,6 +89,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="(%(default)s)")
     add("--json", type=Path, metavar="FILE", help="write what happened")
     add("--plot", type=Path, metavar="PNG", help="draw it")
+
+
+def _add_arrivals(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    kinds = ("steady", "even", "day", "bursts", "step")
+    add("--arrivals", choices=kinds, default="steady", help="how requests come (%(default)s)")
+    add(
+        "--swing",
+        type=number_from(0, 1),
+        default=0.5,
+        help="day: so much more at 18 h and less at 6 h (%(default)s)",
+    )
+    add("--burst-factor", type=number_from(0), default=4.0, help="bursts: times the mean rate (%(default)s)")
+    add(
+        "--burst-seconds",
+        type=number_from(0, above=True),
+        default=60.0,
+        help="bursts: how long (%(default)s)",
+    )
+    add(
+        "--burst-every",
+        type=number_from(0, above=True),
+        default=600.0,
+        help="bursts: from one to the next (%(default)s)",
+    )
+    add("--to", action="append", default=[], metavar="R", help="step: the rates in the second half")
+    add("--recorded", type=Path, metavar="CSV", help="seconds,workflow,size_class instead of drawn arrivals")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -146,6 +146,7 @@ def _also(setting: Setting) -> str:
         f"{setting.places} lent at a time": setting.places > 1,
         "no generation": not setting.checks_generation,
         "regions retire": setting.retires,
+        "payload apart": setting.apart,
         "near wrap": setting.near_wrap,
         "old snapshots": setting.moduli is not None,
     }

@@ -6,10 +6,11 @@ program becomes a *step* on cells.
 """
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 from attrs import frozen
 
+from transports import operations
 from transports.operations import (
     Bytes,
     Chain,
@@ -18,6 +19,7 @@ from transports.operations import (
     Guarded,
     Load,
     Operation,
+    Peek,
     Pull,
     Read,
     Store,
@@ -64,6 +66,8 @@ class Cells:
 
     def __init__(self, geometry: Geometry, producers: int = 0, places: int = 0) -> None:
         self.geometry = geometry
+        self.apart = geometry.region_bytes if geometry.is_apart else 0
+        """Where the model puts what lies apart: behind the region."""
         self.values: list[bytes] = [b""]
         self._numbers: dict[bytes, int] = {}
         self._spans: list[tuple[int, int]] = [(TAIL_OFFSET, 8), (geometry.head_offset, 8)]
@@ -76,7 +80,7 @@ class Cells:
             self._spans.append((offset + BODY_START, BODY_END - BODY_START))
         self.first_granule = len(self._spans)
         for granule in range(geometry.granule_count):
-            self._spans.append((geometry.payload_offset(granule), GRANULE_BYTES))
+            self._spans.append((self.apart + geometry.payload_offset(granule), GRANULE_BYTES))
         self._at = {offset: cell for cell, (offset, _) in enumerate(self._spans)}
         self.first_export = len(self._spans)
         self._places = places
@@ -117,16 +121,29 @@ class Cells:
                 start = self._spans[cell][0] - offset
                 value = self.values[number]
                 image[start : start + len(value)] = value
-        return bytes(image)
+        return bytes(image[:length])
 
     def pieces(self, offset: int, data: bytes) -> Group:
         """The pieces in which a write lands."""
-        if offset < self.geometry.payload_start:
+        if offset < self.payload_start:
             return ((self._at[offset], self.number(data)),)
         return tuple(
             (self._at[offset + start], self.number(data[start : start + GRANULE_BYTES]))
             for start in range(0, len(data), GRANULE_BYTES)
         )
+
+    @property
+    def payload_start(self) -> int:
+        """Where the first payload granule stands, in the region or behind it."""
+        return self.apart + self.geometry.payload_start
+
+    def is_payload(self, group: Group) -> bool:
+        """The group lands in the payload ring."""
+        return group[0][0] >= self.first_granule
+
+    def sealed(self, offset: int) -> int:
+        """The cell of the granule that begins at this offset of what lies apart."""
+        return self._at[self.apart + offset]
 
     def group(self, write: Write) -> Group:
         """A posted write as a group."""
@@ -220,6 +237,10 @@ def as_step(operation: Operation, cells: Cells) -> Step:
             return _as_swap(swap, chain.writes, cells)
         case Chain(writes):
             return Post(tuple(cells.group(write) for write in writes))
+        case operations.Put(offset, buffers):
+            return Post((cells.pieces(cells.apart + offset, b"".join(cast("tuple[Bytes, ...]", buffers))),))
+        case Peek(offset, length):
+            return Fetch((cells.sealed(offset),), cells.apart + offset, length)
         case Store(offset, data):
             ((cell, number),) = cells.pieces(offset, bytes(data))
             return Put((cell, number))

@@ -22,7 +22,7 @@ class Judge:
             for name, messages in zip(NAMES, setting.messages, strict=False)
         ]
         """What each producer sends."""
-        start = cells.geometry.payload_start
+        start = cells.payload_start
         self._expected = [
             [tuple(number for _, number in cells.pieces(start, content)) for content in contents]
             for contents in self.contents
@@ -67,7 +67,7 @@ class Judge:
     def _cells_of(self, delivery: Delivery) -> tuple[int, ...]:
         if delivery.content is not None:
             return ()
-        return self._cells.in_range(delivery.offset, delivery.length)
+        return self._cells.in_range(self._cells.apart + delivery.offset, delivery.length)
 
 
 def _content(name: str, number: int, granules: int) -> bytes:

@@ -16,7 +16,8 @@ and sends again what the consumer has not had.
 The model is pessimistic where the contract says nothing: a swap or a read overtakes the writes that
 were posted before it, the pieces of one write land in any order, and a producer's steps are not
 bounded in time. It is exact in what the contract promises: writes of a session land in their order,
-and nothing lands behind a fence.
+and nothing lands behind a fence. Where the payload ring lies apart (``apart``), writes into it keep their
+order among themselves, and so do those into the region; between the two there is none.
 
 One reduction is made. Posting a chain only moves writes into the session's own queue, which nobody
 sees before they land; so it is done in the same transition as the swap in front of it, and the
@@ -28,6 +29,7 @@ Checked in every transition: promises 1, 2, 3 and 5 of the ring. ``simulations.e
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from simulations.ring_cells import (
@@ -137,10 +139,9 @@ class RingModel(PullingWorld):
         for session, queue in enumerate(queues):
             if not queue:
                 continue
-            group = queue[0]
-            for piece in group:
-                rest = tuple(other for other in group if other != piece)
-                following = (rest, *queue[1:]) if rest else queue[1:]
+            for place, piece in self._next_pieces(queue):
+                rest = tuple(other for other in queue[place] if other != piece)
+                following = (*queue[:place], *((rest,) if rest else ()), *queue[place + 1 :])
                 after = self.queues.number(replaced(queues, session, following))
                 yield ("land", session, piece[0]), self._landed(state, session, piece, after, state[4])
                 if ghost.damages and piece[0] >= self.cells.first_granule:
@@ -150,6 +151,17 @@ class RingModel(PullingWorld):
                         ("damage", session, piece[0]),
                         self._landed(state, session, damaged, after, less),
                     )
+
+    def _next_pieces(self, queue: tuple[Group, ...]) -> Iterator[tuple[int, Piece]]:
+        """What of a session may land next: of the oldest write; where there are two memories, of either's."""
+        places = [0]
+        if self.setting.apart:
+            first = self.cells.is_payload(queue[0])
+            others = (place for place, group in enumerate(queue) if self.cells.is_payload(group) != first)
+            places.extend(islice(others, 1))
+        for place in places:
+            for piece in queue[place]:
+                yield place, piece
 
     def _landed(self, state: State, session: int, piece: Piece, queues: int, ghost: int) -> State | Violation:
         violation = self._judge.landing(
@@ -250,7 +262,8 @@ class RingModel(PullingWorld):
         look at the payload (the checker does, when it is handed over).
         """
         if cells[0] >= self.cells.first_granule:
-            return tuple([memory[cell] if self.setting.hashes or self._pulls else 0 for cell in cells])
+            looks = self.setting.hashes or self.setting.apart or self._pulls
+            return tuple([memory[cell] if looks else 0 for cell in cells])
         if self._is_slot(cells) and not memory[cells[0]]:
             return (0,) * len(cells)
         return tuple([memory[cell] for cell in cells])
@@ -283,11 +296,11 @@ class RingModel(PullingWorld):
     def _emptied(self, memory: int, entry: Live) -> int:
         """Memory that was given back loses its content, so that nobody can live on it.
 
-        With hashes on it keeps it: there a stale copy of the same bytes makes a difference.
+        With hashes or seals it keeps it: there a stale copy of the same bytes makes a difference.
         """
         before = self.memories.values[memory]
         slot = self.cells.first_slot + entry.sequence % self.setting.slots * 2
-        if self.setting.hashes or before[slot]:
+        if self.setting.hashes or self.setting.apart or before[slot]:
             return memory
         return self.memories.number(
             tuple([0 if entry.cells >> cell & 1 else number for cell, number in enumerate(before)])

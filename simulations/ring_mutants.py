@@ -1,4 +1,4 @@
-"""Sixteen ways to build the ring wrongly, each of which the explorer must find.
+"""Nineteen ways to build the ring wrongly, each of which the explorer must find.
 
 A mutant is the product's producer or consumer with one thing taken away or turned round, in the
 smallest setting in which that shows. The product has no switch for any of this.
@@ -16,7 +16,7 @@ from simulations.ring_consumer import BlindConsumer, ModelConsumer
 from simulations.ring_exports import EarlyExports
 from simulations.ring_producer import BlindProducer, ModelProducer
 from simulations.ring_state import Setting
-from transports.operations import Bytes, Chain, Program, Write
+from transports.operations import Bytes, Chain, Program, Put, Write
 from transports.ring import Delivery
 from transports.ring.consumer import Passed
 from transports.ring.layout import Slot
@@ -73,6 +73,21 @@ class CommitBeforePayload(BlindProducer):
 
     def _writes(self, message: Message, tail: int) -> tuple[Write, ...]:
         return self._writes_of_slot(message, tail) + self._writes_of_payload(message, tail)
+
+
+class SealBeforePayload(BlindProducer):
+    """Where the payload ring lies apart, the seal is put first and the payload behind it."""
+
+    def _puts(self, message: Message, tail: int) -> tuple[Put, ...]:
+        return super()._puts(message, tail)[::-1]
+
+
+class LooksAtNoSeal(BlindConsumer):
+    """Takes the commit word for a sign that the payload has landed in the other memory too."""
+
+    def _is_sealed(self, slot: Slot, start: int) -> Program[bool]:
+        yield from ()
+        return True
 
 
 class CommitNotCleared(BlindConsumer):
@@ -168,6 +183,12 @@ MUTANTS: Final = (
     ),
     Mutant("no repeat check", Setting(_TWO, suspicions=1, consumer=NoRepeatCheck)),
     Mutant("commit written before the payload", Setting(_TWO, producer=CommitBeforePayload)),
+    Mutant("payload apart: no look at the seal", Setting(((1,),), apart=True, consumer=LooksAtNoSeal)),
+    Mutant("payload apart: the seal before it", Setting(((1,),), apart=True, producer=SealBeforePayload)),
+    Mutant(
+        "payload apart: a region is retired",
+        Setting(((1, 1),), granules=4, suspicions=1, retires=True, apart=True),
+    ),
     Mutant(
         "commit word not cleared",
         Setting(((1,), (1, 1, 1)), granules=4, crashes=1, moduli=_WRAPPING, consumer=CommitNotCleared),

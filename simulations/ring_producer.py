@@ -210,7 +210,7 @@ class ProducerPrograms:
         if isinstance(step, Fetch):
             # The delivered word is read with them, but ``send`` does not depend on it.
             step = Fetch((TAIL_CELL, HEAD_CELL), step.offset, step.length)
-        granules = -(-len(message) // GRANULE_BYTES)
+        granules = -(-len(message) // GRANULE_BYTES) + self._cells.geometry.is_apart
         return self._intern(books, started, outcomes, step, granules)
 
     def _intern(

@@ -51,6 +51,11 @@ QUICK: Final = (
     Setting(((0, 0), _ONE), checks_generation=False),
     Setting(((0, 1), _TWO), crashes=1, guarded=True, near_wrap=True),
     _hashed(Setting((_PULLED,), crashes=1, damages=2)),
+    # The payload ring in another memory, without hashes: what holds it together are the seals.
+    Setting((_ONE, _ONE), granules=4, crashes=1, apart=True),
+    Setting(((1, 1),), granules=4, crashes=1, suspicions=1, apart=True),
+    Setting(((1, 1),), granules=4, cuts=1, near_wrap=True, apart=True),
+    Setting(((1, 2),), crashes=1, suspicions=1, apart=True),
     # Sessions that cannot be revoked: their region is retired.
     _hashed(Setting((_ONE, _ONE), suspicions=1, retires=True)),
     _hashed(Setting(((1, 1),), cuts=1, retires=True)),
@@ -75,6 +80,9 @@ FULL: Final = (
     Setting(((0, 0), _ONE), crashes=1),
     Setting(((0, 0), (0,)), suspicions=1),
     Setting((_PULLED, _ONE), crashes=1, cuts=1, deaths_noticed=True),
+    Setting((_ONE, _ONE), granules=4, crashes=1, suspicions=1, apart=True),
+    Setting(((1, 1), _ONE), granules=4, crashes=1, apart=True),
+    Setting(((1, 1, 1),), granules=4, cuts=1, near_wrap=True, apart=True),
     _hashed(Setting((_ONE, _ONE), crashes=1, retires=True, deaths_noticed=True)),
     _hashed(Setting((_ONE, _TWO), suspicions=1, retires=True)),
     _hashed(Setting((_PULLED, _ONE), suspicions=1, retires=True)),

@@ -58,6 +58,9 @@ class Setting:
     """A session cannot be revoked: where one ends, the region's memory is replaced and all of them end."""
     retired_writes_land: bool = False
     """A mutant: late writes of a retired region reach the new one."""
+    apart: bool = False
+    """The payload ring is in another memory than the slots: what lands in one has no order with what lands in
+    the other. A message has one granule more, for its seal."""
     exports: type[Exports] = Exports
     producer: type[ModelProducer] = BlindProducer
     consumer: type[ModelConsumer] = BlindConsumer

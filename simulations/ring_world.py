@@ -36,7 +36,8 @@ class RingWorld:
         self.setting = setting
         self.count = len(setting.messages)
         sessions = self.count + setting.spare_sessions
-        geometry = SmallCounters(setting.slots, setting.granules * GRANULE_BYTES, sessions)
+        head_bytes = GRANULE_BYTES if setting.apart else 0
+        geometry = SmallCounters(setting.slots, setting.granules * GRANULE_BYTES, sessions, head_bytes)
         if setting.moduli is not None:
             geometry = geometry.with_moduli(*setting.moduli)
         self.geometry = geometry

@@ -21,6 +21,7 @@ from simulations.sim_network import Host, Network, Wire
 from simulations.sim_region import Hooks, SimRegion, SimSession
 from transports.address import Address
 from transports.background import Background
+from transports.device_memory import DeviceMemory
 from transports.errors import (
     AuthenticationFailed,
     HandshakeRefused,
@@ -131,8 +132,10 @@ class SimListener(Listener):
         accept: Accept,
         on_notify: Callable[[], None],
         on_session_lost: Callable[[int], None],
+        device: DeviceMemory | None = None,
     ) -> Region:
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
+        assert device is None, "no node has an inbox in a device's memory"
         if name in self._regions:
             raise ValueError(f"{self._address.region(name)} serves a region of this name already")
         hooks = Hooks(accept, on_notify, on_session_lost, lambda: self._regions.pop(name))

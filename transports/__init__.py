@@ -17,11 +17,14 @@ from transports.channel import (
     open_receiver,
     open_sender,
 )
+from transports.cuda import span_of
+from transports.device_memory import Device, DeviceError, DeviceSpan
 from transports.errors import (
     AddressError,
     AuthenticationFailed,
     ChannelClosed,
     ConnectFailed,
+    DeviceUnreachable,
     HandshakeRefused,
     HttpAnswered,
     IdentityRefused,
@@ -65,6 +68,10 @@ __all__ = [
     "ChannelClosed",
     "ConnectFailed",
     "Delivery",
+    "Device",
+    "DeviceError",
+    "DeviceSpan",
+    "DeviceUnreachable",
     "Geometry",
     "HandshakeRefused",
     "HttpAnswered",
@@ -94,5 +101,6 @@ __all__ = [
     "known_schemes",
     "open_receiver",
     "open_sender",
+    "span_of",
     "transport_for",
 ]

@@ -8,6 +8,7 @@ use.
 import atexit
 import ctypes
 import logging
+import os
 import resource
 import subprocess
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from attrs import frozen
 
+from transports.device_memory import DeviceError, DeviceMemory
 from transports.operations import Bytes
 
 _READS_MAX: Final = 16
@@ -177,6 +179,63 @@ class Registered:
         """Take it away from the adapter; no pair may use it any more."""
         with named("memory cannot be taken from the adapter"):
             self._handle.close()
+
+
+class RegisteredDevice:
+    """Memory of a device that the adapter reads or writes by itself, until ``close``.
+
+    There are two ways to it: a dmabuf, by which the kernel hands the device's pages to the adapter's driver,
+    and, where that is not to be had, the device's own address, which nvidia_peermem understands.
+
+    Args:
+        domain: Of the queue pairs that may use it.
+        memory: Kept until ``close``.
+        for_peers: Peers may write, and do nothing else; otherwise only our own work requests read it.
+
+    Raises:
+        VerbsError: Neither way is there; the message names what both lack.
+    """
+
+    def __init__(self, domain: Domain, memory: DeviceMemory, *, for_peers: bool) -> None:
+        enums, device = load().enums, memory.device
+        access = enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE if for_peers else 0
+        try:
+            if for_peers:
+                device.check_remote_writes()
+            self.address, self._handle = self._register(domain, memory, access)
+        except DeviceError as error:
+            raise VerbsError(
+                f"{memory.size_bytes} bytes of {device.name} cannot be registered: {error}"
+            ) from error
+        self._memory: DeviceMemory | None = memory
+        self.size_bytes: Final = memory.size_bytes
+        self.local_key: Final[int] = self._handle.lkey
+        self.remote_key: Final[int] = self._handle.rkey
+
+    def _register(self, domain: Domain, memory: DeviceMemory, access: int) -> tuple[int, Any]:
+        """Where the memory begins as the key counts, and the handle; raises ``DeviceError``."""
+        verbs, device = load(), memory.device
+        try:
+            descriptor = device.dmabuf(memory.address, memory.size_bytes)
+            try:
+                # The kernel keeps the memory from here on; the key counts from the dmabuf's beginning.
+                return 0, verbs.mr.DmaBufMR(domain.handle, memory.size_bytes, access, dmabuf=descriptor)
+            finally:
+                os.close(descriptor)
+        except (DeviceError, verbs.error) as error:
+            by_dmabuf = f"by dmabuf: {error}"
+        try:
+            device.check_peer_access()
+            handle = verbs.mr.MR(domain.handle, memory.size_bytes, access, address=memory.address)
+        except (DeviceError, verbs.error) as error:
+            raise DeviceError(f"{by_dmabuf}; by its own address: {error}; see `onepiece doctor`") from error
+        return memory.address, handle
+
+    def close(self) -> None:
+        """Take it away from the adapter, and then let go of it; no pair may use it any more."""
+        with named("a device's memory cannot be taken from the adapter"):
+            self._handle.close()
+        self._memory = None
 
 
 class _Buffer(ctypes.Structure):

@@ -17,7 +17,15 @@ from typing import Any, Final, NamedTuple
 
 from attrs import define
 
-from transports._pyverbs import Domain, Registered, VerbsError, load, named, peers_may
+from transports._pyverbs import (
+    Domain,
+    Registered,
+    RegisteredDevice,
+    VerbsError,
+    load,
+    named,
+    peers_may,
+)
 from transports.verbs_cards import Card
 from transports.verbs_devices import Place
 
@@ -64,6 +72,10 @@ class Work:
     signalled: bool = True
     compare_or_add: int = 0
     swap: int = 0
+    local_key: int | None = None
+    """To other local memory than that of the rest."""
+    into_device: bool = False
+    """``remote`` is in the device's memory beside the peer's region."""
     remote_key: int = 0
     """0: that of the peer's card."""
 
@@ -137,7 +149,9 @@ class Pair:
                     raise
         raise AssertionError("unreachable")
 
-    def card(self, psn: int, *, memory: Registered | None = None) -> Card:
+    def card(
+        self, psn: int, *, memory: Registered | None = None, device: RegisteredDevice | None = None
+    ) -> Card:
         """What the peer needs to know of this end; ``psn`` numbers the first packet."""
         return Card(
             gid=self.place.gid.address,
@@ -149,6 +163,9 @@ class Pair:
             reads_served=self._adapter.limits.reads_served,
             memory=0 if memory is None else memory.address,
             key=0 if memory is None else memory.remote_key,
+            device_key=0 if device is None else device.remote_key,
+            device_memory=0 if device is None else device.address,
+            device_bytes=0 if device is None else device.size_bytes,
         )
 
     def connect(self, own: Card, peer: Card) -> None:
@@ -210,6 +227,7 @@ class Pair:
     def _request(self, work: Work, key: int, peer: Card) -> Any:
         verbs = load()
         enums, place = verbs.enums, self._place_of_bytes
+        key = key if work.local_key is None else work.local_key
         place.addr, place.length, place.lkey = work.local, work.length, 0 if work.inline else key
         flags = (enums.IBV_SEND_SIGNALED if work.signalled else 0) | (
             enums.IBV_SEND_INLINE if work.inline else 0
@@ -220,7 +238,8 @@ class Pair:
         if work.verb in _ATOMIC:
             request.set_wr_atomic(peer.key, work.remote, work.compare_or_add, work.swap)
         else:
-            request.set_wr_rdma(work.remote_key or peer.key, work.remote)
+            key = peer.device_key if work.into_device else peer.key
+            request.set_wr_rdma(work.remote_key or key, work.remote)
         return request
 
     def expect(self, count: int) -> None:

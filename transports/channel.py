@@ -24,8 +24,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from transports.address import Address
+from transports.deliveries import Delivery, Leniency
 from transports.memory import Options, Transport
-from transports.receiver import DEFAULT_GEOMETRY, Delivery, Leniency, Receiver, open_receiver
+from transports.receiver import DEFAULT_GEOMETRY, Receiver, open_receiver
 from transports.registry import transport_for
 from transports.sender import Sender
 from transports.sender_lender import Terms

@@ -16,8 +16,9 @@ from typing import Final
 
 from attrs import frozen
 
-from transports import _libucp, _pyverbs
+from transports import _libucp, _pyverbs, cuda
 from transports.address import Address
+from transports.device_memory import DeviceError
 from transports.errors import TransportError
 from transports.memory import Accepted, Options
 from transports.ucx import UcxTransport
@@ -203,11 +204,38 @@ def _gpu_direct(root: Path) -> Iterator[Finding]:
     if not version.exists():
         yield Finding("GPU-direct", State.MISSING, "there is no NVIDIA driver, so no GPU to reach")
         return
-    if (root / "sys/module/nvidia_peermem").exists():
-        yield Finding("GPU-direct", State.THERE, "adapters reach GPU memory by nvidia_peermem")
+    try:
+        found = cuda.gpus()
+    except DeviceError as error:
+        fix = "install the driver's libcuda.so.1; in a container: start it with the GPUs (--gpus all)"
+        text = f"there is an NVIDIA driver, and it cannot be used: {error}"
+        yield Finding("GPU-direct", State.MISSING, text, fix)
         return
-    text = "adapters cannot reach GPU memory: nvidia_peermem is not loaded; dmabuf is not looked at"
-    yield Finding("GPU-direct", State.MISSING, text, "modprobe nvidia_peermem")
+    if not found:
+        fix = "look at CUDA_VISIBLE_DEVICES; in a container: start it with the GPUs (--gpus all)"
+        yield Finding("GPU-direct", State.MISSING, "the NVIDIA driver shows no GPU to this process", fix)
+    for gpu in found:
+        yield _gpu(gpu, has_peermem=(root / "sys/module/nvidia_peermem").exists())
+
+
+def _gpu(gpu: cuda.Gpu, *, has_peermem: bool) -> Finding:
+    """Whether adapters reach a device's memory, and how it is known what they have written."""
+    subject, fix = f"GPU-direct cuda:{gpu.ordinal}", ""
+    ways = ["by dmabuf, if their driver takes it"] if gpu.exports_dmabuf else []
+    ways += ["by nvidia_peermem"] if gpu.takes_peers and has_peermem else []
+    if not ways:
+        lacks = "it gives out no dmabuf"
+        lacks += ", and nvidia_peermem is not loaded" if gpu.takes_peers else ", and is closed to peers"
+        if gpu.takes_peers:
+            fix = "modprobe nvidia_peermem; or NVIDIA's open kernel modules, which give out dmabufs"
+        text = f"{gpu.model}: adapters cannot reach its memory: {lacks}"
+        return Finding(subject, State.MISSING, text, fix or "use another GPU")
+    if not gpu.orders_writes and not gpu.flushes_writes:
+        text = f"{gpu.model}: it holds no inbox, since what adapters write there cannot be made visible"
+        return Finding(subject, State.MISSING, text, "a newer driver may be able to flush")
+    seen = "ordered by the device" if gpu.orders_writes else "flushed by the host"
+    text = f"{gpu.model}: adapters reach its memory {' and '.join(ways)}; their writes are {seen}"
+    return Finding(subject, State.THERE, text)
 
 
 def _shared_memory(root: Path) -> Iterator[Finding]:

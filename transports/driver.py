@@ -10,6 +10,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
+from transports.device_memory import DeviceMemory
 from transports.memory import RemoteMemory
 from transports.operations import (
     Bytes,
@@ -22,8 +23,10 @@ from transports.operations import (
     Operation,
     Pause,
     PauseReason,
+    Peek,
     Program,
     Pull,
+    Put,
     Read,
     Store,
 )
@@ -52,7 +55,8 @@ async def run(program: Program[_Result], memory: RemoteMemory, *, wait: Waiter) 
     """Run a producer's program over ``memory``.
 
     Args:
-        program: Yields ``Read``, ``CompareAndSwap``, ``FetchAndAdd``, ``Chain``, ``Guarded``, ``Pause``.
+        program: Yields ``Read``, ``CompareAndSwap``, ``FetchAndAdd``, ``Chain``, ``Put``, ``Guarded`` and
+            ``Pause``.
         memory: The session that carries them out.
         wait: Carries out pauses.
 
@@ -84,6 +88,9 @@ async def _carry_out(operation: Operation, memory: RemoteMemory, wait: Waiter) -
         case Chain():
             await memory.post(operation)
             return None
+        case Put():
+            await memory.put(operation)
+            return None
         case CompareAndSwap():
             return await memory.compare_and_swap(operation)
         case Read(offset, length):
@@ -92,7 +99,7 @@ async def _carry_out(operation: Operation, memory: RemoteMemory, wait: Waiter) -
             return await memory.fetch_and_add(offset, addend)
         case Pause():
             return await wait(operation)
-        case Load() | Store() | Fence() | Pull():
+        case Load() | Peek() | Store() | Fence() | Pull():
             raise AssertionError(f"a producer's program yielded {operation!r}, which acts on a region")
 
 
@@ -104,13 +111,14 @@ class RegionRun(Generic[_Result]):
     the region has then and what was pulled.
     """
 
-    __slots__ = ("_program", "finished", "result", "wants_fenced", "wants_pulled")
+    __slots__ = ("_device", "_program", "finished", "result", "wants_fenced", "wants_pulled")
 
     result: _Result
     """What the program returned; set once ``finished``."""
 
-    def __init__(self, program: Program[_Result]) -> None:
+    def __init__(self, program: Program[_Result], device: DeviceMemory | None = None) -> None:
         self._program = program
+        self._device = device
         self.finished = False
         self.wants_fenced: tuple[int, ...] = ()
         self.wants_pulled: Pull | None = None
@@ -128,6 +136,9 @@ class RegionRun(Generic[_Result]):
                 elif type(operation) is Store:
                     view[operation.offset : operation.offset + len(operation.data)] = operation.data
                     outcome = None
+                elif type(operation) is Peek:
+                    assert self._device is not None, "nothing lies apart from this region"
+                    outcome = self._device.peek(operation.offset, operation.length)
                 elif type(operation) is Fence:
                     self.wants_fenced = operation.sessions
                     return

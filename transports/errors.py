@@ -18,6 +18,7 @@
       ExportGone            the owner of a region asked for bytes that a producer does not lend (any more)
       RingFull              wait, or refuse work upstream
       MessageTooLarge       make it smaller, or give the inbox a larger ring
+      DeviceUnreachable     a device's memory cannot be used here: the message says what is missing
       ProtocolError         a peer sent bytes that follow no rule: the connection is closed
         HttpAnswered          an HTTP server answers there: name the address that it listens on for nodes
       OperationTimeout      the peer neither answered nor closed within the bound
@@ -102,6 +103,10 @@ class RingFull(TransportError):
 
 class MessageTooLarge(TransportError):
     """The message can never be taken; the message names the bound. Raised before anything is sent."""
+
+
+class DeviceUnreachable(TransportError):
+    """A device's memory is asked for, or bytes in it are to be sent, and this transport or machine cannot."""
 
 
 class ProtocolError(TransportError):

@@ -16,4 +16,7 @@ async def hash_patiently(payload: Sequence[Bytes]) -> int:
     """The hash of the concatenation of ``payload``; in a thread if it is long."""
     if sum(map(len, payload)) < HASH_ELSEWHERE_BYTES:
         return hash_payload(payload)
-    return await asyncio.to_thread(hash_payload, payload)
+    try:
+        return await asyncio.to_thread(hash_payload, payload)
+    except RuntimeError:  # no thread can be had (ulimit -u, a container's bound): no reason to end a channel
+        return hash_payload(payload)

@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from transports.address import Address
+from transports.device_memory import Device, DeviceError, DeviceMemory, check_same
 from transports.errors import (
     AddressError,
     AuthenticationFailed,
@@ -42,8 +43,8 @@ from transports.memory import (
     RemoteMemory,
     Transport,
 )
-from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired, Guarded
-from transports.region_memory import RegionMemory
+from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired, Guarded, Put
+from transports.region_memory import RegionMemory, wanted_for
 from transports.sessions import Ending
 
 _CAPABILITIES: Final = Capabilities(
@@ -130,17 +131,22 @@ class LocalListener(Listener):
         accept: Accept,
         on_notify: Callable[[], None],
         on_session_lost: Callable[[int], None],
+        device: DeviceMemory | None = None,
     ) -> Region:
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         if name in self._regions:
             raise ValueError(f"{self._address.region(name)} serves a region of this name already")
+        place = self._address.region(name)
+        with wanted_for(place, size_bytes):
+            memory = RegionMemory(size_bytes)
         region = LocalRegion(
-            self._address.region(name),
-            RegionMemory(size_bytes),
+            place,
+            memory,
             accept=accept,
             on_notify=on_notify,
             on_session_lost=on_session_lost,
             on_closed=lambda: self._regions.pop(name),
+            device=device,
         )
         self._regions[name] = region
         return region
@@ -212,8 +218,10 @@ class LocalRegion(Region):
         on_notify: Callable[[], None],
         on_session_lost: Callable[[int], None],
         on_closed: Callable[[], object],
+        device: DeviceMemory | None = None,
     ) -> None:
         self.memory = memory
+        self.device = device
         self._address = address
         self._hooks = _Hooks(accept, on_notify, on_session_lost, on_closed)
         self._sessions: dict[int, _Session] = {}
@@ -299,7 +307,8 @@ class LocalMemory(RemoteMemory):
     @property
     def capabilities(self) -> Capabilities:
         """Everything that memory of one process allows."""
-        return _CAPABILITIES
+        device = self._region.device
+        return _CAPABILITIES if device is None else evolve(_CAPABILITIES, device_bytes=device.size_bytes)
 
     @property
     def session(self) -> int:
@@ -338,6 +347,25 @@ class LocalMemory(RemoteMemory):
         """Carry out the writes in order."""
         self._session.ending.check()
         self._write(chain, self._spans(chain))
+
+    async def put(self, put: Put) -> None:
+        """Copy into the device's memory, at once."""
+        self._session.ending.check()
+        device = self._region.device
+        assert device is not None, "capabilities say that there is none"
+        try:
+            device.put(put.offset, put.buffers)
+        except ProtocolError as error:
+            raise self._break(error) from None
+        except DeviceError as error:
+            raise self._break(PeerLost(f"the device of {self._region.address} failed: {error}")) from error
+
+    def reach(self, device: Device) -> None:
+        """Copies are made within one device."""
+        if self._region.device is None:
+            super().reach(device)
+        else:
+            check_same(self._region.device.device, device)
 
     async def guarded(self, guarded: Guarded) -> int | Expired:
         """Swap and, if it took place, the chain."""
@@ -402,7 +430,7 @@ class LocalMemory(RemoteMemory):
         if chain.notify:
             self._region.notify()
 
-    def _break(self, error: ProtocolError) -> TransportError:
+    def _break(self, error: TransportError) -> TransportError:
         self._session.end(error)
         self._region.leave(self.session, self._session)
         return self._session.ending.error()

@@ -26,8 +26,9 @@ from typing import TypeAlias
 from attrs import field, frozen
 
 from transports.address import Address
-from transports.errors import ExportGone
-from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded
+from transports.device_memory import Device, DeviceMemory
+from transports.errors import DeviceUnreachable, ExportGone
+from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded, Put
 
 
 class Atomics(enum.Enum):
@@ -55,6 +56,8 @@ class Capabilities:
     pull_share: float = 0.0
     """0: nothing can be exported. Otherwise what is longer than this share of the payload ring is pulled by
     the owner; 1: only what the ring cannot hold at all, because writing it costs less than pulling it."""
+    device_bytes: int = 0
+    """Memory of a device beside the region, that ``put`` reaches; 0: none."""
     wire: str = ""
     """What carries the bytes, for people: ``tcp``, ``shm (sysv/memory)``."""
 
@@ -156,6 +159,23 @@ class RemoteMemory(ABC):
     async def close(self) -> None:
         """End the session; idempotent. What was posted may or may not land."""
 
+    # Only where ``Capabilities.device_bytes`` is not 0.
+
+    async def put(self, put: Put) -> None:
+        """Post bytes into the device memory beside the region; as ``post``, and in order with other puts."""
+        raise AssertionError(f"{type(self).__name__} declares no device_bytes, so it puts nothing")
+
+    def reach(self, device: Device) -> None:
+        """Make ready to put bytes that lie on this device; raises ``DeviceUnreachable``.
+
+        May be repeated, and left out: then ``put`` does it, and raises the same. A session that has ended
+        raises nothing.
+        """
+        raise DeviceUnreachable(
+            f"the inbox is not in a device's memory, so bytes on {device.name} cannot be sent to it; copy"
+            " them to the host first, or open the receiver with memory="
+        )
+
     # Only where ``Capabilities.pull_share`` is not 0.
 
     def export(self, buffers: Sequence[Bytes]) -> bytes:
@@ -235,12 +255,18 @@ class Listener(ABC):
         accept: Accept,
         on_notify: Callable[[], None],
         on_session_lost: Callable[[int], None],
+        device: DeviceMemory | None = None,
     ) -> Region:
         """Serve ``size_bytes`` of zeroed memory under ``name``.
 
+        ``device`` is memory of a device beside it, into which producers may put. A transport takes it only if
+        adapters or the device itself write there, and only if it can revoke one session alone: a region that
+        is retired is copied while writes land, and nobody hashes what lies on a device. Raises
+        ``DeviceUnreachable`` otherwise.
+
         ``on_notify`` runs on the event loop after a chain with ``notify`` landed; ``on_session_lost``
         when a session ended without a fence (its process died or closed it). Raises ``ValueError``
-        if the name is taken.
+        if the name is taken, ``ListenFailed`` if there is no memory for it.
         """
 
 

@@ -12,20 +12,23 @@ Read           fetch bytes of the peer's region             bytes-like
 CompareAndSwap swap a word of the peer's region             the word found; ``EXPIRED`` if too late
 FetchAndAdd    add to a word of the peer's region           the word found
 Chain          post writes in order, do not wait            None, when posted
+Put            post bytes into the peer's device memory     None, when posted
 Guarded        swap, and only if it took place the chain    the word found; ``EXPIRED`` if too late
 Load, Store    look at / change the *own* region            bytes-like, None
+Peek           copy bytes out of the own device memory      bytes-like
 Fence          revoke sessions of the own region            None, when nothing of theirs can land
 Pull           fetch what a session of it has exported      bytes-like, None if it cannot be had
 Pause          wait for a change, or a moment with jitter   now, in seconds of a monotonic clock
 ============== ============================================ =====================================
 
 All words are unsigned 64-bit little-endian and 8-byte aligned. Offsets count from the start of the
-region. Writes of one session land in the order in which they were posted.
+region; those of ``Put`` and ``Peek`` from the start of the device memory beside it. Writes of one session
+land in the order in which they were posted, and so do its puts; between a write and a put there is no order.
 """
 
 import enum
 from collections.abc import Generator
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from attrs import field, frozen
 
@@ -33,6 +36,18 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 """Contiguous bytes; a memoryview has format ``B`` and one dimension."""
 
 WORD_BYTES: Final = 8
+
+
+class OnDevice(Protocol):
+    """Bytes in a device's memory: this process's processor cannot look at them."""
+
+    def __len__(self) -> int:
+        """How many."""
+        ...
+
+
+Content: TypeAlias = Bytes | OnDevice
+"""What a payload may be made of where the payload ring lies apart."""
 
 
 def as_bytes(buffer: Bytes) -> Bytes:
@@ -128,6 +143,17 @@ class Chain:
 
 
 @frozen
+class Put:
+    """Put the concatenation of ``buffers`` at ``offset`` of the device memory beside the peer's region.
+
+    As for ``Write``, they are not copied, and must stay unchanged. Nobody is notified.
+    """
+
+    offset: int
+    buffers: tuple[Content, ...]
+
+
+@frozen
 class Guarded:
     """A swap, and directly behind it a chain that takes place only if the swap did.
 
@@ -142,6 +168,17 @@ class Guarded:
 @frozen
 class Load:
     """Look at ``length`` bytes at ``offset`` of the own region; the view may change under the reader."""
+
+    offset: int
+    length: int
+
+
+@frozen
+class Peek:
+    """Copy ``length`` bytes at ``offset`` out of the device memory beside the own region.
+
+    What the copy shows, whatever reads that memory afterwards sees too, and all that was put there before it.
+    """
 
     offset: int
     length: int
@@ -189,7 +226,7 @@ class Pause:
 
 
 Operation: TypeAlias = (
-    Read | CompareAndSwap | FetchAndAdd | Chain | Guarded | Load | Store | Fence | Pull | Pause
+    Read | CompareAndSwap | FetchAndAdd | Chain | Put | Guarded | Load | Peek | Store | Fence | Pull | Pause
 )
 
 _Result = TypeVar("_Result")

@@ -19,14 +19,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, NoReturn
 
-from attrs import field, frozen
-
 from transports.address import Address
 from transports.background import Background
+from transports.deliveries import Delivery, Leniency, delivery_of
+from transports.device_memory import Device, DeviceError, DeviceMemory
 from transports.driver import RegionRun, run_on_region
 from transports.errors import ChannelClosed, IdentityRefused, TransportError
 from transports.fences import REFUSED, REPLACED, STALLED
 from transports.hashing import hash_patiently
+from transports.inbox_memory import HOST, memory_for
 from transports.introductions import Hello, Welcome
 from transports.memory import Accepted, Listener, Region
 from transports.operations import Bytes, Pull
@@ -43,31 +44,10 @@ PULLED_BYTES_MAX: Final = 1 << 30
 DEFAULT_GEOMETRY: Final = Geometry(slot_count=1024, payload_bytes=64 << 20, session_count=64)
 
 _REFUSED_MAX: Final = 4096
+_SEAL_SECONDS: Final = 0.001
+"""How soon to look again for a payload that has not landed on the device, though its slot has."""
 _POLLS_BEFORE_YIELD: Final = 64
 """Deliveries in a row after which ``receive`` lets other tasks run, though more are waiting."""
-
-
-@frozen
-class Leniency:
-    """How long a receiver waits for a sender that has reserved room and not filled it."""
-
-    lease_seconds: float = 5.0
-    slowest_bytes_per_second: float = 10e6
-    """Reserved bytes lengthen the lease at this rate, so that a slow link is not taken for a stall."""
-
-
-@frozen(eq=False)
-class Delivery:
-    """A message handed over; its bytes stay in the ring until it is released."""
-
-    payload: memoryview
-    kind: int
-    flags: int
-    producer: str
-    """The identity that the sender gave."""
-    number: int
-    """The sender's own running number of this message."""
-    held: RingDelivery = field(repr=False)
 
 
 class Receiver:
@@ -81,7 +61,9 @@ class Receiver:
         clock: Callable[[], float],
         rng: random.Random,
         fenced: "Counter[str] | None" = None,
+        device: DeviceMemory | None = None,
     ) -> None:
+        self._device = device
         self.fenced: Counter[str] = Counter() if fenced is None else fenced
         """Sessions that were fenced, by the reason."""
         self._geometry = geometry
@@ -126,6 +108,11 @@ class Receiver:
     def depth(self) -> int:
         """Messages handed over and not yet released."""
         return self._consumer.held
+
+    @property
+    def device(self) -> Device | None:
+        """In whose memory the payload ring lies; None: in the host's."""
+        return None if self._device is None else self._device.device
 
     @property
     def geometry(self) -> Geometry:
@@ -262,6 +249,7 @@ class Receiver:
                 accept=self._accept,
                 on_notify=self._notified,
                 on_session_lost=self._lost,
+                device=self._device,
             )
             run_on_region(self._consumer.initialise(), self._region.view)
 
@@ -298,13 +286,16 @@ class Receiver:
 
     def _poll(self) -> Delivery | None:
         """Look at the ring once; what takes longer goes on in the background and ends in ``_ready``."""
-        poll = RegionRun(self._consumer.poll(self._clock()))
+        poll = RegionRun(self._consumer.poll(self._clock()), self._device)
         try:
             poll.advance(self._open_region().view)
         except HashElsewhere as large:
             self._hashing = True
             self._background.start(self._hash(large.payload))
             return None
+        except DeviceError as error:
+            self._fail(error)
+            self._check()
         if poll.finished:
             return self._hand_over(poll.result)
         self._hold_for(poll)
@@ -383,15 +374,7 @@ class Receiver:
             return None
         region = self._open_region()
         region.nudge()
-        payload = region.view[held.offset : held.offset + held.length]
-        return Delivery(
-            payload=payload if held.content is None else memoryview(held.content),
-            kind=held.kind,
-            flags=held.flags,
-            producer=held.identity,
-            number=held.number,
-            held=held,
-        )
+        return delivery_of(held, region.view, self._device)
 
     async def _wait(self) -> None:
         """Wait for a notification, or for the moment at which a sender's lease ends."""
@@ -408,7 +391,10 @@ class Receiver:
         """Wake at the end of the lease that is running, for those who wait by then."""
         deadline = self._consumer.next_deadline()
         if deadline is not None and self._timer is None:
-            self._timer = self._loop.call_later(max(0.0, deadline - self._clock()), self._lease_over)
+            seconds = max(0.0, deadline - self._clock())
+            if self._consumer.waits_for_seal:
+                seconds = min(seconds, _SEAL_SECONDS)
+            self._timer = self._loop.call_later(seconds, self._lease_over)
 
     def _lease_over(self) -> None:
         self._timer = None
@@ -468,6 +454,7 @@ async def open_receiver(
     clock: Callable[[], float] = time.monotonic,
     rng: random.Random | None = None,
     fenced: "Counter[str] | None" = None,
+    memory: str | Device = HOST,
 ) -> AsyncIterator[Receiver]:
     """Serve an inbox under ``name``; leaving the block closes it.
 
@@ -481,13 +468,25 @@ async def open_receiver(
         clock: Monotonic seconds.
         rng: Draws the ring's generation.
         fenced: Where sessions that are fenced are counted, by the reason.
+        memory: Where the payload ring lies: ``host``, or a device's name (``cuda:0``). On a device each
+            message has a head for the host (``Geometry.head_bytes``), and nothing is pulled.
 
     Raises:
-        ValueError: The name is taken.
+        ValueError: The name is taken; or ``geometry`` has heads and the memory is the host's, or has none
+            and it is a device's.
+        DeviceUnreachable: There is no such device, it has no memory left, or the listener reaches none.
     """
+    device = memory_for(memory, geometry)
     receiver = Receiver(
-        geometry, leniency or Leniency(), pulled_bytes_max, clock, rng or random.SystemRandom(), fenced
+        geometry,
+        leniency or Leniency(),
+        pulled_bytes_max if device is None else 0,
+        clock,
+        rng or random.SystemRandom(),
+        fenced,
+        device,
     )
+    del device  # the receiver's, to give back when it goes
     await receiver.open(listener, name)
     try:
         yield receiver

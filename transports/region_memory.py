@@ -6,10 +6,12 @@ length comes from outside, so each is checked before a byte is read or written.
 
 import mmap
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
-from transports.errors import ProtocolError
+from transports.address import Address
+from transports.errors import ListenFailed, ProtocolError
 from transports.operations import WORD_BYTES, Bytes
 
 HUGE_PAGE_BYTES: Final = 2 << 20
@@ -72,6 +74,18 @@ def check_word(offset: int, size_bytes: int) -> None:
     """Raise ``ProtocolError`` unless an aligned word of a region of this size is there."""
     if offset % WORD_BYTES or not 0 <= offset <= size_bytes - WORD_BYTES:
         raise ProtocolError(f"offset {offset} is no aligned word of the region of {size_bytes} bytes")
+
+
+@contextmanager
+def wanted_for(place: Address, size_bytes: int) -> Iterator[None]:
+    """Name the region that there is no memory for; raises ``ListenFailed``."""
+    try:
+        yield
+    except OSError as error:
+        raise ListenFailed(
+            f"there are no {size_bytes} bytes of memory for {place}: {error}; make it smaller, or look at the"
+            " limits of this process (ulimit -v)"
+        ) from error
 
 
 def fresh_memory(size_bytes: int) -> memoryview:

@@ -59,7 +59,7 @@ def _load(scheme: str) -> Transport:
         )
     try:
         transport = entry_point.load()()
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         raise UnknownScheme(
             f"the transport for {scheme!r} ({entry_point.value}) cannot be imported: {error}; install what"
             " it needs or use another scheme"

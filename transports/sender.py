@@ -27,10 +27,11 @@ from collections import deque
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from transports.address import Address
 from transports.background import Background
+from transports.device_memory import DeviceSpan
 from transports.driver import Waiter, pause_seconds, run
 from transports.errors import (
     ChannelClosed,
@@ -42,11 +43,10 @@ from transports.errors import (
     TransportError,
 )
 from transports.hashing import hash_patiently
-from transports.operations import Bytes, Pause, PauseReason, as_bytes
-from transports.ring.layout import BYTE_MAX
+from transports.operations import Bytes, Content, Pause, PauseReason
 from transports.sender_link import Link, Session
 from transports.sender_pace import Pace
-from transports.sender_request import Abandoned, Begun, Request, Undelivered
+from transports.sender_request import Abandoned, Begun, Request, Undelivered, new_request
 from transports.sessions import Ending
 
 _BROKEN: Final = (PeerLost, SessionFenced, OperationTimeout)
@@ -108,11 +108,12 @@ class Sender:
 
     async def send(
         self,
-        buffers: Bytes | Sequence[Bytes],
+        buffers: Bytes | DeviceSpan | Sequence[Content],
         *,
         kind: int = 0,
         flags: int = 0,
         timeout_seconds: float | None = None,
+        head: Bytes = b"",
     ) -> int:
         """Send one message, the concatenation of ``buffers``.
 
@@ -120,9 +121,11 @@ class Sender:
 
         Args:
             buffers: The message's bytes; a buffer of other elements counts as the bytes that it lies in.
+                What is on a device is ready by now (``span_of``), and goes only into an inbox on one.
             kind: A small number that the receiver sees beside the payload.
             flags: Likewise.
             timeout_seconds: How long to wait for room; 0 does not wait, None waits as long as it takes.
+            head: What the receiver's host reads beside the payload; only into an inbox in a device's memory.
 
         Returns:
             The message's number, from 0 upwards for this identity.
@@ -132,32 +135,24 @@ class Sender:
             ValueError: A buffer that is not in one piece, or a kind or flags out of bounds; nothing was sent.
             RingFull: There was no room in time; nothing was sent.
             MessageTooLarge: It fits neither the ring nor what may be pulled; nothing was sent.
+            DeviceUnreachable: Bytes on a device cannot be sent from here, or not into this inbox.
             PeerLost: The receiver is gone; the message may or may not have reached it.
             ChannelClosed: The sender was closed; likewise.
 
         Cancellation: the message is sent whole or not at all.
         """
         self._ending.check()
-        if not (0 <= kind <= BYTE_MAX and 0 <= flags <= BYTE_MAX):
-            raise ValueError(f"kind and flags are 0 to {BYTE_MAX}, not {kind} and {flags}")
-        may_wait = timeout_seconds is None or timeout_seconds > 0
-        if not may_wait and self._waiting_for_room:
+        request = new_request(kind, flags, buffers, head, timeout_seconds)
+        if not request.may_wait and self._waiting_for_room:
             raise RingFull(f"{self.address} has no room and other sends wait for it already")
-        request = Request(
-            kind=kind,
-            flags=flags,
-            buffers=(as_bytes(buffers),)
-            if isinstance(buffers, bytes | bytearray | memoryview)
-            else tuple(map(as_bytes, buffers)),
-            answer=self._loop.create_future(),
-            may_wait=may_wait,
-        )
+        for device in request.devices:
+            self._current().memory.reach(device)
         self._requests.append(request)
         if self._alarm is None or self._alarm.done() or len(self._requests) > 1:
             self._ring_alarm()
         else:
             self._begin(request)
-        if timeout_seconds is None or not may_wait:
+        if timeout_seconds is None or not request.may_wait:
             return await request.answer
         timer = self._loop.call_later(timeout_seconds, request.expire, timeout_seconds)
         try:
@@ -288,7 +283,7 @@ class Sender:
             request.answer.set_result(message.number)
 
     def _work_for(self, request: Request) -> Begun:
-        message = Undelivered(self._next_number, request.kind, request.flags, request.buffers)
+        message = Undelivered(self._next_number, request.kind, request.flags, request.buffers, request.head)
         request.idle = False
         work = self._send(message, may_wait=request.may_wait, wait=partial(self._wait_for, request))
         return Begun(message, work)
@@ -334,7 +329,7 @@ class Sender:
     async def _post(
         self,
         message: Undelivered,
-        payload: Sequence[Bytes],
+        payload: Sequence[Content],
         *,
         may_wait: bool,
         wait: Waiter,
@@ -342,7 +337,13 @@ class Sender:
     ) -> None:
         session = self._current()
         program = session.producer.send(
-            payload, kind=message.kind, flags=message.flags, now=self._clock(), wait=may_wait, pull=pull
+            payload,
+            kind=message.kind,
+            flags=message.flags,
+            now=self._clock(),
+            wait=may_wait,
+            pull=pull,
+            head=message.head,
         )
         number = await run(program, session.memory, wait=wait)
         assert number == message.number, f"message {message.number} went out as {number}"
@@ -363,8 +364,9 @@ class Sender:
                 )
             attempt += 1
             await wait(Pause(PauseReason.FULL, attempt))
-        message_hash = await hash_patiently(message.buffers)
-        offer = lender.lend(message.number, message.buffers, length, message_hash)
+        buffers = cast("tuple[Bytes, ...]", message.buffers)  # who is lent to has no device
+        message_hash = await hash_patiently(buffers)
+        offer = lender.lend(message.number, buffers, length, message_hash)
         try:
             await self._post(message, (offer,), may_wait=may_wait, wait=wait, pull=True)
         except BaseException:

@@ -12,6 +12,7 @@ from transports.errors import (
     ConnectFailed,
     HandshakeRefused,
     IdentityRefused,
+    LayoutMismatch,
     OperationTimeout,
     PeerLost,
     ProtocolError,
@@ -147,6 +148,12 @@ class Link:
             if self._generation not in {None, welcome.generation}:
                 raise PeerLost(
                     f"{self.address} was replaced by a new receiver, which knows nothing of before"
+                )
+            geometry, beside = welcome.geometry, memory.capabilities.device_bytes
+            if beside != (geometry.payload_bytes if geometry.is_apart else 0):
+                raise LayoutMismatch(
+                    f"{self.address} has {beside} bytes of a device's memory beside its region, which does"
+                    f" not fit {geometry}: run the same release on both sides"
                 )
             if not 1 <= memory.session <= welcome.geometry.session_count:
                 raise ProtocolError(

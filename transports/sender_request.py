@@ -2,14 +2,16 @@
 
 import asyncio
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from attrs import define, field, frozen
 
+from transports.device_memory import Device, DeviceSpan
 from transports.errors import RingFull
-from transports.operations import Bytes
+from transports.operations import Bytes, Content, as_bytes
+from transports.ring.layout import BYTE_MAX
 
 
 class Abandoned(Exception):  # noqa: N818  # no error: it ends a program that has reserved nothing
@@ -23,7 +25,9 @@ class Undelivered:
     number: int
     kind: int
     flags: int
-    buffers: tuple[Bytes, ...] = field(repr=False)
+    buffers: tuple[Content, ...] = field(repr=False)
+    """The payload; some of it may be ``DeviceSpan``s, if the inbox is in a device's memory."""
+    head: Bytes = field(default=b"", repr=False)
 
 
 @define(eq=False)
@@ -60,9 +64,12 @@ class Request:
 
     kind: int
     flags: int
-    buffers: tuple[Bytes, ...]
+    buffers: tuple[Content, ...]
+    head: Bytes
     answer: asyncio.Future[int]
     may_wait: bool
+    devices: frozenset[Device] = frozenset()
+    """On which some of the payload lies."""
     idle: bool = True
     """Nothing of it is on its way: it waits for its turn, or for room."""
     expired: bool = False
@@ -79,3 +86,34 @@ class Request:
         self.expired = True
         if self.idle:
             self.fail(RingFull(f"no room within {seconds} s; wait longer, or refuse work upstream"))
+
+
+def new_request(
+    kind: int,
+    flags: int,
+    buffers: Bytes | DeviceSpan | Sequence[Content],
+    head: Bytes,
+    timeout_seconds: float | None,
+) -> Request:
+    """What a call of ``send`` asks for.
+
+    Raises:
+        TypeError: What is no buffer.
+        ValueError: A buffer that is not in one piece, or a kind or flags that are no byte.
+    """
+    if not (0 <= kind <= BYTE_MAX and 0 <= flags <= BYTE_MAX):
+        raise ValueError(f"kind and flags are 0 to {BYTE_MAX}, not {kind} and {flags}")
+    devices: frozenset[Device] = frozenset()
+    parts: tuple[Content, ...]
+    if isinstance(buffers, bytes | bytearray | memoryview):
+        parts = (as_bytes(buffers),)
+    else:
+        parts = (buffers,) if isinstance(buffers, DeviceSpan) else tuple(map(_plain, buffers))
+        devices = frozenset(buffer.device for buffer in parts if isinstance(buffer, DeviceSpan))
+    answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    may_wait = timeout_seconds is None or timeout_seconds > 0
+    return Request(kind, flags, parts, as_bytes(head), answer, may_wait, devices)
+
+
+def _plain(buffer: Content) -> Content:
+    return buffer if isinstance(buffer, DeviceSpan) else as_bytes(cast("Bytes", buffer))

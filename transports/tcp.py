@@ -26,9 +26,16 @@ from attrs import evolve
 
 from transports.address import Address
 from transports.background import Background
-from transports.errors import ConnectFailed, ListenFailed, OperationTimeout, UnknownRegion
+from transports.device_memory import DeviceMemory
+from transports.errors import (
+    ConnectFailed,
+    DeviceUnreachable,
+    ListenFailed,
+    OperationTimeout,
+    UnknownRegion,
+)
 from transports.memory import Accept, Listener, Options, Region, RemoteMemory, Transport
-from transports.region_memory import RegionMemory
+from transports.region_memory import RegionMemory, wanted_for
 from transports.shared_memory import Bypass, new_memory
 from transports.shm_lender import Lender
 from transports.shm_owner import LendingRegion, LendingSession
@@ -166,13 +173,19 @@ class TcpListener(Listener):
         accept: Accept,
         on_notify: Callable[[], None],
         on_session_lost: Callable[[int], None],
+        device: DeviceMemory | None = None,
     ) -> Region:
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         if name in self._regions:
             raise ValueError(f"{self._address.region(name)} serves a region of this name already")
+        place = self._address.region(name)
+        with wanted_for(place, size_bytes):
+            memory = (
+                self._new_memory(size_bytes) if device is None else self._memory_beside(size_bytes, device)
+            )
         region = self._new_region(
-            self._address.region(name),
-            self._new_memory(size_bytes),
+            place,
+            memory,
             accept=accept,
             on_notify=on_notify,
             on_session_lost=on_session_lost,
@@ -187,6 +200,12 @@ class TcpListener(Listener):
 
     def _new_memory(self, size_bytes: int) -> RegionMemory:
         return RegionMemory(size_bytes) if self.lender is None else new_memory(size_bytes)
+
+    def _memory_beside(self, size_bytes: int, device: DeviceMemory) -> RegionMemory:
+        raise DeviceUnreachable(
+            f"{self._address} cannot serve memory of {device.device.name}: {self._address.scheme} does not"
+            " reach devices; listen on verbs://, or leave the inbox in the host's memory"
+        )
 
     def _new_session(self, peer: str) -> OwnerSession:
         return LendingSession(self, peer)
@@ -314,6 +333,8 @@ async def _resolve(address: Address, flags: int = 0) -> list[tuple[int, int, int
         found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
     except ValueError as error:  # no name at all: an empty label, one of more than 63 letters, a NUL
         raise OSError(f"{address.host!r} is no host's name ({error})") from error
+    except RuntimeError as error:  # no thread to ask the resolver in (ulimit -u, a container's bound)
+        raise OSError(f"{address.host!r} cannot be looked up ({error})") from error
     return [(family, kind, protocol, place) for family, kind, protocol, _, place in found]
 
 

@@ -337,7 +337,8 @@ class TcpMemory(RemoteMemory):
         guarded_bytes_max = min(header.c, frames.GUARDED_BYTES_MAX)
         self._capabilities = evolve(self._capabilities, guarded_bytes_max=guarded_bytes_max)
         self._expect(frames.PRODUCER_EXPECTS_ANSWERS, self._answered)
-        self._opened.set_result(None)
+        if not self._opened.done():  # else who opened it has given up, and is about to close it
+            self._opened.set_result(None)
 
     def _refused(self, header: Header, body: memoryview) -> None:
         if header.kind == Kind.REFUSED:

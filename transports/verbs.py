@@ -23,7 +23,8 @@ from attrs import evolve
 
 from transports._pyverbs import VerbsError, VerbsMissingError, adapter, load
 from transports.address import Address
-from transports.errors import ConnectFailed, ListenFailed, UnknownScheme
+from transports.device_memory import DeviceMemory
+from transports.errors import ConnectFailed, DeviceUnreachable, ListenFailed, UnknownScheme
 from transports.memory import Listener, Options, RemoteMemory
 from transports.region_memory import RegionMemory
 from transports.tcp import TcpListener, TcpTransport
@@ -103,6 +104,14 @@ class VerbsListener(TcpListener):
             return PinnedMemory(size_bytes, self._adapter)
         except VerbsError as error:
             raise ListenFailed(f"{self._address} cannot serve a region on {self.place}: {error}") from error
+
+    def _memory_beside(self, size_bytes: int, device: DeviceMemory) -> RegionMemory:
+        try:
+            return PinnedMemory(size_bytes, self._adapter, device)
+        except VerbsError as error:
+            raise DeviceUnreachable(
+                f"{self._address} cannot serve memory of {device.device.name} through {self.place}: {error}"
+            ) from error
 
     def _new_session(self, peer: str) -> VerbsOwnerSession:
         return VerbsOwnerSession(self, peer)

@@ -13,7 +13,9 @@
     16  16 B  gid
     32  u64   address of the memory, in its process; 0 for none
     40  u32   key to the memory
-    44  u32   reserved
+    44  u32   key to the device's memory beside it
+    48  u64   where that begins, as its key counts
+    56  u64   how much it is; 0 for none
 
 A card is sent only to peers that have proven the cluster secret: whoever has an owner's card and its
 session's queue pair may write to the whole region.
@@ -28,9 +30,9 @@ from attrs import frozen
 from transports.errors import LayoutMismatch, ProtocolError
 from transports.verbs_devices import GidKind
 
-VERSION: Final = 2
-"""2: keys of exports say where they lie."""
-_CARD: Final = struct.Struct("<BBBBHHII16sQII")
+VERSION: Final = 3
+"""2: keys of exports say where they lie. 3: a device's memory beside the region."""
+_CARD: Final = struct.Struct("<BBBBHHII16sQIIQQ")
 CARD_BYTES: Final = _CARD.size
 _NUMBER_MAX: Final = (1 << 24) - 1
 _MTU_MAX: Final = 5
@@ -49,6 +51,9 @@ class Card:
     reads_served: int
     memory: int
     key: int
+    device_key: int = 0
+    device_memory: int = 0
+    device_bytes: int = 0
 
     @property
     def subnet(self) -> int:
@@ -59,14 +64,15 @@ class Card:
         """The wire form."""
         kind = int(self.kind)
         head = (VERSION, kind, self.mtu, self.reads_served, self.lid, 0, self.pair, self.psn)
-        return _CARD.pack(*head, self.gid.packed, self.memory, self.key, 0)
+        device = (self.device_key, self.device_memory, self.device_bytes)
+        return _CARD.pack(*head, self.gid.packed, self.memory, self.key, *device)
 
     @classmethod
     def parse(cls, data: memoryview) -> "Card":
         """Read a card; raises ``ProtocolError`` or ``LayoutMismatch``."""
         if len(data) != CARD_BYTES:
             raise ProtocolError(f"a card of {len(data)} bytes, not {CARD_BYTES}")
-        version, kind, mtu, reads, lid, _, pair, psn, gid, memory, key, _ = _CARD.unpack(data)
+        version, kind, mtu, reads, lid, _, pair, psn, gid, memory, key, *device = _CARD.unpack(data)
         if version != VERSION:
             raise LayoutMismatch(
                 f"the peer's cards have version {version}, ours {VERSION}; run the same release"
@@ -77,4 +83,4 @@ class Card:
             gid_kind = GidKind(kind)
         except ValueError as error:
             raise ProtocolError(f"a card with a gid of an unknown kind: {kind}") from error
-        return cls(ipaddress.IPv6Address(gid), gid_kind, lid, mtu, pair, psn, reads, memory, key)
+        return cls(ipaddress.IPv6Address(gid), gid_kind, lid, mtu, pair, psn, reads, memory, key, *device)

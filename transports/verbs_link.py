@@ -2,8 +2,11 @@
 
 All work goes through one queue, in the order of the calls::
 
-    write, read, swap, add --> queue --> post lists --> the adapter's send queue --> completions
-                               (views)   (bytes copied into registered memory)
+    write, put, read, swap, add --> queue --> post lists --> the adapter's send queue --> completions
+                                    (views)   (bytes copied into registered memory)
+
+Bytes on a device are copied within it, into registered memory there (``verbs_staging.Desk``): the host's
+processor never has them.
 
 The send queue is bounded, and so is the registered memory that bytes are copied into: what finds no room
 waits in the queue, whose length the session bounds by making its callers wait. Only the last request of a
@@ -16,18 +19,20 @@ import secrets
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from attrs import define, frozen
 
 from transports._pyverbs import Domain, Registered, VerbsError, adapter
 from transports._pyverbs_pair import Pair, Verb, Work
-from transports.operations import EXPIRED, WORD_BYTES, Bytes, Chain, CompareAndSwap, Expired
+from transports.device_memory import Device, DeviceError, DeviceSpan
+from transports.operations import EXPIRED, WORD_BYTES, Bytes, Chain, CompareAndSwap, Expired, Put
 from transports.region_memory import RegionMemory
 from transports.verbs_cards import Card
 from transports.verbs_devices import Place
 from transports.verbs_pulls import Readables
+from transports.verbs_staging import Desk, Staging, pieces, spans
 
 PIECE_BYTES: Final = 256 << 10
 """Largest write or read; longer ones are cut."""
@@ -39,38 +44,7 @@ _LIST_MAX: Final = 16
 _INLINE_ROOM: Final = 256
 _SIGNALLED_BYTES: Final = 512 << 10
 """After so many bytes a request asks for a completion, so that their memory comes back soon."""
-_LINE: Final = 64
 _WORD: Final = struct.Struct("=Q")
-
-
-class Staging:
-    """Places in a ring of bytes, given back in the order in which they were taken (pure).
-
-    Args:
-        size_bytes: Of the ring; no place is longer.
-    """
-
-    def __init__(self, size_bytes: int) -> None:
-        self._size = size_bytes
-        self._begin = 0
-        self._end = 0
-
-    def take(self, length: int) -> tuple[int, int] | None:
-        """A place of ``length`` bytes: its offset, and its end for ``give_back``; None without room."""
-        if self._begin == self._end:
-            self._begin = self._end = 0  # empty: the longest place begins at the start
-        start = self._end
-        if start % self._size + length > self._size:
-            start += self._size - start % self._size
-        end = start + max(_LINE, length + -length % _LINE)  # never nothing: ends tell places apart
-        if end - self._begin > self._size:
-            return None
-        self._end = end
-        return start % self._size, end
-
-    def give_back(self, end: int) -> None:
-        """All places up to this end are free."""
-        self._begin = end
 
 
 @define(eq=False)
@@ -87,6 +61,9 @@ class _Item:
     """For who waits: the word found, or anything."""
     swap: CompareAndSwap | None = None
     addend: int = 0
+    span: DeviceSpan | None = None
+    """The bytes, if they are on a device."""
+    into_device: bool = False
 
 
 @frozen(eq=False)
@@ -96,6 +73,8 @@ class _Flight:
     id: int
     item: _Item
     place: int
+    staging: Staging | None
+    """Where its bytes have their place until it is carried out."""
     staged_end: int
     since: float
 
@@ -136,6 +115,7 @@ class Link:
         # Places of their own for bytes that are taken when they are posted, then the ring.
         self._inline_bytes = _LIST_MAX * _INLINE_ROOM
         self._staging = Staging(STAGED_BYTES - self._inline_bytes)
+        self._desks: dict[Device, Desk] = {}
         self._domain = Domain(device)
         self.readables: Final = Readables(self._domain)
         self._memory = RegionMemory(STAGED_BYTES)
@@ -172,6 +152,26 @@ class Link:
             else:
                 self._add(_Item(Verb.WRITE_AND_NOTIFY, 0, 0))
         self._pump()
+
+    def put(self, put: Put) -> None:
+        """Put bytes into the device's memory beside the region, in order; their own devices are reached."""
+        offset = put.offset
+        for buffer in put.buffers:
+            if isinstance(buffer, DeviceSpan):
+                for span in spans(buffer):
+                    self._add(_Item(Verb.WRITE, offset, len(span), span=span, into_device=True))
+                    offset += len(span)
+                continue
+            assert isinstance(buffer, bytes | bytearray | memoryview)
+            for length, parts in pieces((buffer,), PIECE_BYTES):
+                self._add(_Item(Verb.WRITE, offset, length, parts, into_device=True))
+                offset += length
+        self._pump()
+
+    def reach(self, device: Device) -> None:
+        """Have registered memory on this device; raises ``DeviceError`` or ``VerbsError``."""
+        if device not in self._desks:
+            self._desks[device] = Desk(self._domain, device)
 
     async def read(self, offset: int, sink: memoryview) -> None:
         """Fetch bytes, behind all that was written before."""
@@ -220,13 +220,15 @@ class Link:
     def _pump(self) -> None:
         """Post what there is room for."""
         while self._queue and not self._broken and not self._pair.closed:
-            works = self._next_list()
-            if not works:
-                return
             try:
+                works = self._next_list()
+                if not works:
+                    return
                 self._pair.post(works, self._registered.local_key)
             except VerbsError as error:
                 self._fail(error)
+            except DeviceError as error:
+                self._fail(VerbsError(str(error)))
 
     def _next_list(self) -> list[Work]:
         """Take items from the queue, for as many as there is room; their bytes are copied."""
@@ -238,24 +240,34 @@ class Link:
                 self._take()
                 _tell(item, EXPIRED)
                 continue
-            inline = not _brings(item.verb) and item.length <= self._pair.inline_bytes_max
-            place, staged_end = len(works) * _INLINE_ROOM, 0
-            if not inline:
-                found = self._staging.take(item.length)
-                if found is None:
-                    break
-                place, staged_end = self._inline_bytes + found[0], found[1]
+            flight = self._board(item, len(works) * _INLINE_ROOM, now)
+            if flight is None:
+                break
             self._take()
-            self._copy(item, place)
-            flight = _Flight(self._next_id, item, place, staged_end, now)
             self._next_id += 1
             self._flights.append(flight)
-            works.append(self._work(flight, inline=inline))
+            works.append(self._work(flight))
         self._room -= len(works)
         if works:
             works[-1].signalled = True
             self._unsignalled_bytes = 0
         return works
+
+    def _board(self, item: _Item, inline_place: int, now: float) -> _Flight | None:
+        """Copy an item's bytes to where the adapter takes them from; None without room."""
+        if item.span is not None:
+            desk = self._desks[item.span.device]
+            found = desk.bring(item.span)
+            return found and _Flight(self._next_id, item, found[0], desk.staging, found[1], now)
+        if not _brings(item.verb) and item.length <= self._pair.inline_bytes_max:
+            self._copy(item, inline_place)
+            return _Flight(self._next_id, item, inline_place, None, 0, now)
+        found = self._staging.take(item.length)
+        if found is None:
+            return None
+        place = self._inline_bytes + found[0]
+        self._copy(item, place)
+        return _Flight(self._next_id, item, place, self._staging, found[1], now)
 
     def _take(self) -> None:
         self._queued_bytes -= self._queue.popleft().length
@@ -267,8 +279,10 @@ class Link:
             place += len(buffer)
         item.buffers = ()
 
-    def _work(self, flight: _Flight, *, inline: bool) -> Work:
-        item = flight.item
+    def _work(self, flight: _Flight) -> Work:
+        item, owner = flight.item, self._owner
+        desk = None if item.span is None else self._desks[item.span.device]
+        item.span = None  # copied
         self._unsignalled_bytes += item.length
         signalled = item.answer is not None or self._unsignalled_bytes >= _SIGNALLED_BYTES
         if signalled:
@@ -276,13 +290,15 @@ class Link:
         return Work(
             id=flight.id,
             verb=item.verb,
-            local=self._registered.address + flight.place,
+            local=flight.place + (self._registered.address if desk is None else desk.address),
             length=item.length,
-            remote=self._owner.memory + item.remote,
-            inline=inline,
+            remote=item.remote + (owner.device_memory if item.into_device else owner.memory),
+            inline=flight.staging is None,
             signalled=signalled,
             compare_or_add=item.addend if item.swap is None else item.swap.expected,
             swap=0 if item.swap is None else item.swap.desired,
+            local_key=None if desk is None else desk.local_key,
+            into_device=item.into_device,
         )
 
     # What is done.
@@ -314,8 +330,8 @@ class Link:
                 _tell(item, 0)
             elif _brings(item.verb):
                 _tell(item, _WORD.unpack_from(self._memory.view, flight.place)[0])
-            if flight.staged_end:
-                self._staging.give_back(flight.staged_end)
+            if flight.staging is not None:
+                flight.staging.give_back(flight.staged_end)
 
     def waits_since(self) -> float:
         """Since when, by the loop's clock, the oldest request is under way; infinite if there is none."""
@@ -341,6 +357,9 @@ class Link:
         self._queued_bytes = 0
         self.readables.close()
         self._registered.close()
+        for desk in self._desks.values():
+            desk.close()
+        self._desks.clear()
         self._domain.close()
 
 
@@ -352,20 +371,3 @@ def _brings(verb: Verb) -> bool:
 def _tell(item: _Item, word: int | Expired) -> None:
     if item.answer is not None and not item.answer.done():
         item.answer.set_result(word)
-
-
-def pieces(buffers: Sequence[Bytes], piece_bytes: int) -> Iterator[tuple[int, list[Bytes]]]:
-    """Cut buffers into pieces of at most ``piece_bytes``, without copying: length and parts of each."""
-    length, parts = 0, list[Bytes]()
-    for buffer in buffers:
-        rest = memoryview(buffer)
-        while rest:
-            part = rest[: piece_bytes - length]
-            parts.append(part)
-            length += len(part)
-            rest = rest[len(part) :]
-            if length == piece_bytes:
-                yield length, parts
-                length, parts = 0, []
-    if length:
-        yield length, parts

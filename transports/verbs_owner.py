@@ -18,8 +18,9 @@ import secrets
 from typing import Final, Protocol
 
 from transports import tcp_frames as frames
-from transports._pyverbs import Adapter, Domain, Registered, VerbsError
+from transports._pyverbs import Adapter, Domain, Registered, RegisteredDevice, VerbsError
 from transports._pyverbs_pair import Pair
+from transports.device_memory import DeviceMemory
 from transports.errors import PeerLost, TransportError
 from transports.memory import Accepted
 from transports.region_memory import RegionMemory
@@ -44,23 +45,38 @@ _EXPECTS_LITTLE: Final[frames.Bounds] = {
 
 
 class PinnedMemory(RegionMemory):
-    """A region's memory, registered with an adapter, in a domain of its own; raises ``VerbsError``."""
+    """A region's memory, registered with an adapter, in a domain of its own; raises ``VerbsError``.
 
-    __slots__ = ("domain", "registered")
+    Args:
+        size_bytes: Of the region.
+        adapter: By which peers reach it.
+        device: Memory of a device beside it, that peers may write to.
+    """
 
-    def __init__(self, size_bytes: int, adapter: Adapter) -> None:
+    __slots__ = ("beside", "domain", "registered")
+
+    def __init__(self, size_bytes: int, adapter: Adapter, device: DeviceMemory | None = None) -> None:
         super().__init__(size_bytes)
         self.domain = Domain(adapter)
+        self.beside: RegisteredDevice | None = None
         try:
+            if device is not None:
+                self.beside = RegisteredDevice(self.domain, device, for_peers=True)
             self.registered = Registered(self.domain, self.view, for_peers=True)
         except BaseException:
+            self._close_beside()
             self.domain.close()
             raise
 
     def unpin(self) -> None:
-        """Take it away from the adapter; no pair may use it any more. Views stay valid."""
+        """Take it away from the adapter; no pair may use it any more. Views and spans stay valid."""
         self.registered.close()
+        self._close_beside()
         self.domain.close()
+
+    def _close_beside(self) -> None:
+        if self.beside is not None:
+            self.beside.close()
 
 
 class VerbsHouse(House, Protocol):
@@ -111,7 +127,8 @@ class VerbsOwnerSession(OwnerSession):
                 for_peers=True,
                 on_completions=self._notified,
             )
-            self._card = card = pair.card(secrets.randbits(24), memory=memory.registered)
+            psn = secrets.randbits(24)
+            self._card = card = pair.card(psn, memory=memory.registered, device=memory.beside)
             self._reads = Reads(pair, memory.domain, self._ending.check)
         except VerbsError as error:
             self._end(PeerLost(f"the owner has no queues for this session: {error}"))

@@ -16,9 +16,10 @@ from transports import tcp_frames as frames
 from transports._pyverbs import VerbsError
 from transports.address import Address
 from transports.beside_memory import BesideMemory
-from transports.errors import ConnectFailed, PeerLost, ProtocolError
+from transports.device_memory import Device, DeviceError, DeviceSpan
+from transports.errors import ConnectFailed, DeviceUnreachable, PeerLost, ProtocolError
 from transports.memory import Atomics, Options
-from transports.operations import EXPIRED, WORD_BYTES, Bytes, Chain, CompareAndSwap, Expired, Guarded
+from transports.operations import EXPIRED, WORD_BYTES, Bytes, Chain, CompareAndSwap, Expired, Guarded, Put
 from transports.region_memory import check_span, check_word
 from transports.tcp_frames import Header, Kind
 from transports.tcp_wire import PENDING_BYTES_HIGH, SocketWire
@@ -61,7 +62,8 @@ class VerbsMemory(BesideMemory):
             one_sided=True,
             guarded_bytes_max=0,
             zero_copy_send=False,
-            wire=f"rdma ({place})",
+            device_bytes=owner.device_bytes,
+            wire=f"rdma ({place}), payload into a device" if owner.device_bytes else f"rdma ({place})",
         )
         return Link(
             place,
@@ -112,6 +114,29 @@ class VerbsMemory(BesideMemory):
             self._check_chain(chain)
         await self._wait_for_room()
         self._link.write(chain)
+
+    async def put(self, put: Put) -> None:
+        """Write into the device's memory; waits first while too much is queued."""
+        with self._in_bounds():
+            check_span(put.offset, sum(map(len, put.buffers)), self._capabilities.device_bytes)
+        await self._wait_for_room()
+        for buffer in put.buffers:
+            if isinstance(buffer, DeviceSpan):
+                self.reach(buffer.device)
+        self._link.put(put)
+
+    def reach(self, device: Device) -> None:
+        """Register memory of this device, which its bytes pass through on their way to the adapter."""
+        if self._ending.over():
+            return
+        if not self._capabilities.device_bytes:
+            super().reach(device)
+        try:
+            self._link.reach(device)
+        except (DeviceError, VerbsError) as error:
+            raise DeviceUnreachable(
+                f"bytes on {device.name} cannot be sent to {self._address}: {error}"
+            ) from error
 
     async def guarded(self, guarded: Guarded) -> int | Expired:
         """Swap and, if it took place, the chain; adapters know no such thing, so it takes two steps."""

@@ -248,6 +248,13 @@ def run(arguments: Sequence[str]) -> int:
         help="measure each load so long (default: not)",
     )
     parser.add_argument("--loads", type=float, nargs="+", default=[0.5, 1.0, 2.0, 5.0], metavar="X")
+    parser.add_argument(
+        "--wait-factor",
+        type=float,
+        default=0.15,
+        metavar="X",
+        help="of the loaded set; its P95 is bounded by about so much more than 1 (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     configure(level="warning")
@@ -259,7 +266,7 @@ def run(arguments: Sequence[str]) -> int:
     loaded = []
     if options.load_seconds > 0:
         with ends_with_sigterm():
-            loaded = asyncio.run(load(options.loads, options.load_seconds))
+            loaded = asyncio.run(load(options.loads, options.load_seconds, options.wait_factor))
     if options.json:
         machine = {"python": platform.python_version(), "machine": platform.machine()}
         everything: dict[str, Any] = {

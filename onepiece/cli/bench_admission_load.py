@@ -1,7 +1,7 @@
 """The part of ``onepiece bench admission`` that loads real processes: who is let in, and how long that takes.
 
 A node with all roles in a process of its own serves three stages that wait (1 s, 5 s, 1 s; 2, 10 and 2 at
-once: two requests a second), with ``--wait-factor 0.2``. Requests come at random, each by our own client,
+once: two requests a second), with a wait factor. Requests come at random, each by our own client,
 and are not sent again when refused. The seconds before a load is counted fill or empty the set.
 """
 
@@ -52,11 +52,11 @@ class _Tally:
     """When a request ended, and how long it took."""
 
 
-async def load(loads: Sequence[float], seconds: float) -> list[Loaded]:
+async def load(loads: Sequence[float], seconds: float, wait_factor: float) -> list[Loaded]:
     """Measure each load for so many seconds."""
     rng = random.Random(1)  # noqa: S311 - no secret
     async with (
-        serving_node(_WORKFLOW, through_dozes, b"", "--wait-factor", "0.2") as (_, url, _),
+        serving_node(_WORKFLOW, through_dozes, b"", "--wait-factor", f"{wait_factor:g}") as (_, url, _),
         onepiece.connect(url) as client,
     ):
         idle = _Tally()

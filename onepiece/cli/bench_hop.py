@@ -39,6 +39,7 @@ from onepiece.cli.bench_hop_backends import (
 )
 from onepiece.cli.bench_stages import LAPS
 from onepiece.cli.columns import payload_text
+from onepiece.cli.counts import positive
 from onepiece.errors import ConfigError
 from onepiece.log import configure
 from onepiece.node.loop import run_on_node_loop
@@ -349,7 +350,7 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="onepiece bench hop", description=(__doc__ or "").partition("\n")[0]
     )
-    arguments.add_argument("--rounds", type=_positive, help=f"samples per median (default {_ROUNDS})")
+    arguments.add_argument("--rounds", type=positive, help=f"samples per median (default {_ROUNDS})")
     arguments.add_argument("--quick", action="store_true", help="fewer rounds and requests")
     arguments.add_argument("--json", action="store_true", help="an object with `rows` on standard output")
     arguments.add_argument(
@@ -360,19 +361,12 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--size",
-        type=_positive,
+        type=positive,
         action="append",
         metavar="BYTES",
         help="measure payloads of this size alone; may be given several times",
     )
     return arguments
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 def chosen_backends(wanted: Sequence[str] | None) -> list[str]:

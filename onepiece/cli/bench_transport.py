@@ -25,6 +25,7 @@ from rich.table import Table
 from onepiece.cli.bench_backends import BACKENDS
 from onepiece.cli.bench_ends import ECHO, LAST, LENGTH_MAX, TAKE, Near
 from onepiece.cli.columns import payload_text
+from onepiece.cli.counts import positive
 from transports import UnknownScheme, transport_for
 from transports.verbs_devices import devices_of
 
@@ -191,7 +192,7 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="onepiece bench transport", description=(__doc__ or "").partition("\n")[0]
     )
-    arguments.add_argument("--rounds", type=_positive, help=f"values per median (default {_ROUNDS})")
+    arguments.add_argument("--rounds", type=positive, help=f"values per median (default {_ROUNDS})")
     arguments.add_argument("--quick", action="store_true", help="fewer rounds and messages")
     arguments.add_argument("--json", action="store_true", help="an object with `rows` on standard output")
     arguments.add_argument(
@@ -201,13 +202,6 @@ def parser() -> argparse.ArgumentParser:
         help="measure this one beside raw-sockets; may be given several times (default: all)",
     )
     return arguments
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 def chosen_backends(wanted: Sequence[str] | None) -> list[str]:
@@ -236,17 +230,18 @@ def _missing(backend: str) -> str | None:
 
 
 def run(argv: list[str]) -> int:
-    """Measure and print; returns the exit status."""
+    """Measure and print; returns the exit status: 1 if a backend that was named could not be measured."""
     options = parser().parse_args(argv)
     rounds = options.rounds or (_ROUNDS_QUICK if options.quick else _ROUNDS)
-    samples = asyncio.run(measure(chosen_backends(options.backend), rounds, quick=options.quick))
+    names = chosen_backends(options.backend)
+    samples = asyncio.run(measure(names, rounds, quick=options.quick))
     rows = rows_of(samples)
     if options.json:
         print(json.dumps({"rounds": rounds, "rows": [asdict(row) for row in rows]}, indent=2))
     else:
         console = Console()
         console.print(table_of(rows), width=max(console.width, _TABLE_COLUMNS), crop=False)
-    return 0
+    return 0 if set(options.backend or ()) <= set(names) else 1
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from onepiece.cli.bench_programs import Program, ProgramError
 from onepiece.cli.bench_ring import ring_near
 from onepiece.cli.bench_transport import echo_seconds, take_seconds, warm_up
 from onepiece.cli.columns import payload_text
+from onepiece.cli.counts import positive
 from transports import TransportError
 from transports.ucx_worker import SETTINGS as UCX_SETTINGS
 from transports.verbs_devices import SETTINGS_VARIABLE, Device, devices_of
@@ -239,19 +240,12 @@ def parser() -> argparse.ArgumentParser:
         prog="onepiece bench wires", description=(__doc__ or "").partition("\n")[0]
     )
     arguments.add_argument("wire", choices=sorted(WIRES))
-    arguments.add_argument("--rounds", type=_positive, help=f"pairs per median (default {_ROUNDS})")
+    arguments.add_argument("--rounds", type=positive, help=f"pairs per median (default {_ROUNDS})")
     arguments.add_argument("--quick", action="store_true", help="fewer rounds and messages")
     arguments.add_argument("--json", action="store_true", help="an object with `rows` on standard output")
     arguments.add_argument("--device", help="verbs: where packets leave (default: the last active one)")
     arguments.add_argument("--far-device", help="verbs: where they arrive (default: the first active one)")
     return arguments
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 def run(argv: list[str]) -> int:

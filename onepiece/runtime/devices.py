@@ -68,6 +68,12 @@ def discover_devices() -> tuple[Device, ...]:
     return tuple(parse_device(f"cuda:{index}") for index in range(count))
 
 
+def count_after(device: str) -> int | None:
+    """How many devices of its kind this machine has from ``cuda:1`` on; None: as many as one likes."""
+    kind, _, index = device.partition(":")
+    return max(0, _cuda_count() - int(index)) if kind == "cuda" else None
+
+
 def _cuda_count() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

@@ -2,8 +2,9 @@
 
 What a node does with a stage task is done here, too, by the same code: the stage is loaded on its
 device's threads, its inputs are materialised from messages, its function runs, and its value is cut into the
-messages for the next stages. So a measured second is one that a worker of a node is busy. Nothing
-else runs meanwhile, nothing is sent over a network, and no request waits for another.
+messages for the next stages. So a measured second is one that a worker of a node is busy. A stage on several
+devices has a helper process on each, as in a node. Nothing else runs meanwhile, nothing is sent over a
+network, and no request waits for another.
 """
 
 import asyncio
@@ -25,13 +26,14 @@ from onepiece.errors import ConfigError
 from onepiece.graph import INPUTS, GraphNode, StageSpec, WorkflowGraph
 from onepiece.messages import StageInput
 from onepiece.profiles import WorkflowProfile
-from onepiece.runtime.devices import DeviceThreads, open_device_threads, torch_name
+from onepiece.runtime.devices import DeviceThreads, count_after, open_device_threads, torch_name
 from onepiece.runtime.isolated_process import IsolatedProcess
 from onepiece.runtime.isolated_start import Surroundings
 from onepiece.runtime.loaded_stage import LoadedStage
 from onepiece.runtime.memory_meter import resident_bytes
 from onepiece.runtime.request_scheduler import Held, StageTask, constants_of
 from onepiece.runtime.result_targets import input_targets, targets_of
+from onepiece.runtime.stage_process import StageProcess
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
 from onepiece.workflow import Workflow
 
@@ -75,18 +77,19 @@ async def profile_workflow(
     """Load every stage and run the workflow ``warm_up + samples`` times.
 
     Args:
-        workflow: Of stages that each take one device.
+        workflow: Any.
         inputs: Checked ones, the same for each run.
-        device: Where all stages run; one on a processor stands in for a GPU that is not there.
+        device: Where all stages run; one on a processor stands in for a GPU that is not there. A stage on
+            several takes this one and those behind it.
         options: How often.
 
     Raises:
-        ConfigError: A stage wants several devices, or could not be loaded.
+        ConfigError: A stage wants more devices than there are, or could not be loaded.
         OnePieceError: A stage failed; as a request would.
 
     Cancellation: stops behind the stage that runs; what was loaded is unloaded.
     """
-    _check(workflow.graph)
+    _check(workflow.graph, device)
     async with (
         open_device_threads(device.name, close_seconds=_CLOSE_SECONDS) as threads,
         asyncio.TaskGroup() as tasks,
@@ -106,14 +109,23 @@ async def profile_workflow(
     )
 
 
-def _check(graph: WorkflowGraph) -> None:
+def _check(graph: WorkflowGraph, device: Device) -> None:
+    there = count_after(device.name)
     for spec in graph.stages.values():
-        if spec.resources.count > 1:
+        if there is not None and spec.resources.count > max(1, there):
             raise ConfigError(
-                f"stage {spec.key} works on {spec.resources.count} devices together, which is not measured "
-                "in one process; give it one device here, and add timings of several to the file by hand",
+                f"stage {spec.key} works on {spec.resources.count} devices together, and there "
+                f"{'is' if there == 1 else 'are'} {there} from {device.name} on; name an earlier one with "
+                "--device, or measure it on processors (--device cpu:0)",
                 stage=spec.key,
             )
+
+
+def _devices_of(spec: StageSpec, first: str) -> list[str]:
+    """The devices of a stage on several, from the first one on; none for a stage on one."""
+    kind, _, index = first.partition(":")
+    count = spec.resources.count
+    return [f"{kind}:{int(index) + more}" for more in range(count)] if count > 1 else []
 
 
 def _stage_profile(spec: StageSpec, measured: _Measured, device: Device, size_class: str) -> StageProfile:
@@ -122,11 +134,18 @@ def _stage_profile(spec: StageSpec, measured: _Measured, device: Device, size_cl
     # What a stage takes of a processor's memory says little about what it takes of a GPU's.
     is_at_home = kind is device.kind or not declared
     spread = statistics.stdev(measured.seconds) if len(measured.seconds) > 1 else 0.0
-    timing = Timing(statistics.fmean(measured.seconds), spread, size_class, samples=len(measured.seconds))
+    timing = Timing(
+        statistics.fmean(measured.seconds),
+        spread,
+        size_class,
+        devices=spec.resources.count,
+        samples=len(measured.seconds),
+    )
     return StageProfile(
         spec.key,
         (timing,),
         kind=kind,
+        devices=spec.resources.count,
         concurrency=spec.concurrency,
         memory_bytes=max(declared, measured.memory_bytes) if is_at_home else declared,
         load_seconds=measured.load_seconds,
@@ -150,7 +169,8 @@ class _Profiler:
             for key, stage in self.workflow.stages.items():
                 self.options.told(f"loading {stage.name}")
                 before = self._memory(None)[0]
-                life = LoadedStage(stage, self.threads, Surroundings(_NODE, self.tasks))
+                devices = _devices_of(stage.spec, self.threads.name)
+                life = LoadedStage(stage, self.threads, Surroundings(_NODE, self.tasks), devices)
                 stack.push_async_callback(life.unload)
                 started = time.monotonic()
                 try:
@@ -162,7 +182,7 @@ class _Profiler:
                 seconds = time.monotonic() - started
                 self._states[key] = state
                 # What this process had before is no part of a process that was begun for the stage.
-                before = 0 if self._is_apart(state) else before
+                before = 0 if isinstance(state, StageProcess) else before
                 self.measured[key] = _Measured(seconds, max(0, self._memory(state)[0] - before))
             yield self
 
@@ -226,8 +246,11 @@ class _Profiler:
     def _memory(self, state: Any) -> tuple[int, int]:
         """Bytes in use now, and at most lately: of the GPU, or of the process that holds the stage.
 
-        Of a process nobody knows the most, so that there both are what it has now.
+        Of a process nobody knows the most, so that there both are what it has now. Helper processes on
+        GPUs, and those of a stage on several devices, tell what they have taken at most.
         """
+        if isinstance(state, StageProcess) and not self._is_apart(state):
+            return state.memory_bytes, state.memory_bytes
         kind, _, index = self.threads.name.partition(":")
         if kind == "cuda":
             return _torch.cuda_use(int(index))

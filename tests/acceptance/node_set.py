@@ -228,6 +228,11 @@ class NodeSet:
         """The process of the node with this name in the set."""
         return next(node for node in self.nodes if node.is_running and node.node_id == node_id)
 
+    def forget(self, killed: NodeProcess) -> None:
+        """See that nothing stayed of a node that was killed; its ports may be another's when the set ends."""
+        assert not killed.leftovers()
+        self.nodes.remove(killed)
+
     def start(
         self,
         *options: str,

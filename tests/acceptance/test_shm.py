@@ -47,6 +47,7 @@ def kill_one_that_lends(on_one_host: NodeSet) -> None:
     lent = {number for number, count in memories(killed).items() if count > 1}
     assert lent & (memories(seed) + memories(living)).keys(), "nobody has mapped the worker's memory"
     killed.kill()
+    on_one_host.forget(killed)
     eventually(
         lambda: not lent & (memories(seed) + memories(living)).keys(),
         "the end of the dead worker's memory",

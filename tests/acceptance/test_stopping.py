@@ -170,6 +170,7 @@ def test_killed_node_leaves_nothing_for_long(tmp_path: Path, kills: int) -> None
         [kept] = set(a_set.temporary.iterdir()) - {left}
         for _ in range(kills):
             killed.kill()
+            a_set.forget(killed)
             killed = a_set.start("--devices", "cpu:0=1GiB")
             killed.wait_listening()
             assert not left.exists()

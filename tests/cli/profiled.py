@@ -20,7 +20,7 @@ async def lonely(ctx: StageContext[None]) -> int:
 @stage(resources=Gpu(memory_gib=1, count=2))
 async def broad(ctx: StageContext[None]) -> int:
     """Wants two devices."""
-    return 1
+    return ctx.world_size
 
 
 @stage(setup=_fail)

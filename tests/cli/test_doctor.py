@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 from onepiece.cli import main as cli
 from onepiece.cli.doctor import text_of
-from transports import _libucp, _pyverbs, diagnosis
+from transports import _libucp, _pyverbs, cuda, diagnosis
+from transports.cuda import Gpu
+from transports.device_memory import DeviceError
 from transports.diagnosis import Finding, State, diagnose
 
 
@@ -23,7 +26,8 @@ def test_it_says_what_this_machine_has(capsys: pytest.CaptureFixture[str]) -> No
     assert cli.main(["doctor", "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)
     subjects = {finding["subject"] for finding in findings}
-    assert {"system", "locked memory", "pyverbs", "UCX", "GPU-direct", "shared memory"} <= subjects
+    assert {"system", "locked memory", "pyverbs", "UCX", "shared memory"} <= subjects
+    assert any(subject.startswith("GPU-direct") for subject in subjects)
     for finding in findings:
         if finding["state"] == "missing" and finding["subject"] != "GPU-direct":
             assert finding["fix"], finding
@@ -113,8 +117,6 @@ def test_devices_and_drivers_are_named(tmp_path: Path) -> None:
             (port / "gids" / str(index)).write_text(ipaddress.IPv6Address(gid).exploded)
     (tmp_path / "dev/infiniband").mkdir(parents=True)
     (tmp_path / "dev/infiniband/uverbs0").touch()
-    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
-    (tmp_path / "proc/driver/nvidia/version").touch()
     findings = diagnose(tmp_path)
     a, b, c = [finding for finding in findings if finding.subject == "RDMA device"]
     assert (a.state, a.fix) == (State.THERE, "")
@@ -123,10 +125,67 @@ def test_devices_and_drivers_are_named(tmp_path: Path) -> None:
     assert "ip addr add" in c.fix
     found = by_subject(tmp_path)
     assert found["device files"].state is State.THERE
-    assert found["GPU-direct"].fix == "modprobe nvidia_peermem"
-    (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
-    assert by_subject(tmp_path)["GPU-direct"].state is State.THERE
-    assert "do: modprobe nvidia_peermem" in text_of(found["GPU-direct"])
+
+
+def gpu(**abilities: bool) -> Gpu:
+    """A device that can everything but this."""
+    able = dict.fromkeys(("takes_peers", "exports_dmabuf", "orders_writes", "flushes_writes"), True)
+    return Gpu(0, "NVIDIA X", **(able | abilities))
+
+
+@pytest.mark.parametrize(
+    ("found", "peermem", "state", "text", "fix"),
+    [
+        (
+            gpu(),
+            True,
+            State.THERE,
+            "by dmabuf, if their driver takes it and by nvidia_peermem; .* ordered",
+            "",
+        ),
+        (gpu(exports_dmabuf=False), True, State.THERE, "memory by nvidia_peermem", ""),
+        (gpu(orders_writes=False), False, State.THERE, "flushed by the host", ""),
+        (gpu(exports_dmabuf=False), False, State.MISSING, "not loaded", "modprobe nvidia_peermem"),
+        (gpu(exports_dmabuf=False, takes_peers=False), True, State.MISSING, "closed to peers", "another"),
+        (gpu(orders_writes=False, flushes_writes=False), True, State.MISSING, "no inbox", "newer driver"),
+    ],
+)
+def test_gpus_say_how_adapters_reach_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    found: Gpu,
+    peermem: bool,
+    state: State,
+    text: str,
+    fix: str,
+) -> None:
+    """Each GPU that the driver shows has a line: by which ways it is reached, or what is missing for one."""
+    _pretend_driver(tmp_path)
+    if peermem:
+        (tmp_path / "sys/module/nvidia_peermem").mkdir(parents=True)
+    monkeypatch.setattr(cuda, "gpus", lambda: (found,))
+    finding = by_subject(tmp_path)["GPU-direct cuda:0"]
+    assert finding.state is state
+    assert re.search(text, finding.text)
+    assert fix in text_of(finding)
+
+
+def test_a_driver_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel module without the library, or without devices, is told from a machine without a driver."""
+    _pretend_driver(tmp_path)
+    monkeypatch.setattr(cuda, "gpus", _no_cuda)
+    assert "no libcuda" in by_subject(tmp_path)["GPU-direct"].text
+    monkeypatch.setattr(cuda, "gpus", tuple)
+    assert "CUDA_VISIBLE_DEVICES" in by_subject(tmp_path)["GPU-direct"].fix
+
+
+def _pretend_driver(root: Path) -> None:
+    (root / "proc/driver/nvidia").mkdir(parents=True)
+    (root / "proc/driver/nvidia/version").touch()
+
+
+def _no_cuda() -> object:
+    raise DeviceError("no libcuda.so.1")
 
 
 def _no_pyverbs() -> object:

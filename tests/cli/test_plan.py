@@ -11,9 +11,12 @@ from attrs import evolve
 from onepiece.cli import exits
 from onepiece.cli.main import main
 from onepiece.core.capacity import WorkflowShape
-from onepiece.core.service_times import StageProfile, Timing
+from onepiece.core.inventory import Device, DeviceKind
+from onepiece.core.service_times import Mode, StageProfile, Timing
 from onepiece.profiles import WorkflowProfile, model_of, read_profile, write_profile
+from onepiece.runtime.profiling import ProfileOptions, profile_workflow
 from tests.core.capacity_parts import GIB, make_stage
+from tests.runtime.hoarding_stages import LOADED_BYTES, WORKING_BYTES, hoard_together
 
 _PIPELINE = WorkflowProfile(
     "module:video",
@@ -89,13 +92,37 @@ def test_a_stage_in_a_process_of_its_own_is_measured_there(tmp_path: Path) -> No
     assert stage.memory_bytes > 10 << 20
 
 
+def test_a_stage_on_several_devices_is_measured_on_as_many(tmp_path: Path) -> None:
+    """In a helper process on each, which work together; the timing says on how many, and plans go by it."""
+    path = tmp_path / "profile.json"
+    argv = ["profile", "tests.cli.profiled:wide", "-o", str(path), "--samples", "2", "--device", "cpu:0"]
+    assert main(argv) == exits.OK
+    (stage,) = read_profile(path).stages
+    assert (stage.devices, stage.mode) == (2, Mode.COLLABORATION)
+    assert [(timing.devices, timing.samples) for timing in stage.timings] == [(2, 2)]
+    assert stage.memory_bytes == GIB, "it wants a GPU, and what it takes of a processor says little"
+    assert stage.load_seconds > 0
+
+
+async def test_what_a_stage_on_several_devices_takes_is_that_of_its_largest_rank() -> None:
+    """Loaded and at work, of a rank's own process; at home on processors it counts."""
+    device = Device("cpu:0", DeviceKind.CPU, 1 << 40)
+    profile = await profile_workflow(
+        hoard_together, {"runs": 1}, device, ProfileOptions(samples=1, warm_up=0)
+    )
+    (stage,) = profile.stages
+    both = LOADED_BYTES + WORKING_BYTES
+    assert 0.9 * both < stage.memory_bytes < 1.5 * both
+
+
 def test_what_cannot_be_profiled_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Wrong names, inputs, numbers, stages for several devices, and stages that do not load or fail."""
+    """Wrong names, inputs, numbers, too few devices, and stages that do not load or fail."""
     path = str(tmp_path / "profile.json")
     assert "has no workflow 'nothing'" in _failed(capsys, "profile", "stages.echo:nothing", "-o", path)
     told = _failed(capsys, "profile", "stages.synthetic:chain", "-o", path, "--samples", "0")
     assert "--samples is a number from 1" in told
-    assert "on 2 devices together" in _failed(capsys, "profile", "tests.cli.profiled:wide", "-o", path)
+    argv = ("profile", "tests.cli.profiled:wide", "-o", path, "--device", "cuda:97=8GiB")
+    assert "works on 2 devices together, and there are 0 from cuda:97 on" in _failed(capsys, *argv)
     told = _failed(capsys, "profile", "tests.cli.profiled:unloadable", "-o", path)
     assert "stage tests.cli.profiled:heavy could not be loaded: ValueError: no weights here" in told
     assert main(["profile", "stages.synthetic:chain", "-o", path, "-i", "failure=raise"]) == exits.FAILED

@@ -18,8 +18,10 @@ from transports.operations import (
     Load,
     Operation,
     Pause,
+    Peek,
     Program,
     Pull,
+    Put,
     Read,
     Store,
     Write,
@@ -44,7 +46,7 @@ class Session:
     revoked: bool = False
     held_back: bool = False
     """Writes are posted and do not land."""
-    posted: deque[Write] = field(factory=deque)
+    posted: deque[Write | Put] = field(factory=deque)
 
 
 class Inbox:
@@ -54,6 +56,8 @@ class Inbox:
         self.geometry = geometry
         self.memory = bytearray(geometry.region_bytes)
         self.view = memoryview(self.memory)
+        self.beside = memoryview(bytearray(geometry.payload_bytes if geometry.is_apart else 0))
+        """Where the payload ring lies, if it lies apart."""
         self.consumer = Consumer(
             geometry,
             generation=GENERATION,
@@ -89,6 +93,8 @@ class Inbox:
         match operation:
             case Load(offset, length):
                 return self.view[offset : offset + length]
+            case Peek(offset, length):
+                return bytes(self.beside[offset : offset + length])
             case Store(offset, data):
                 self.view[offset : offset + len(data)] = data
             case Fence(sessions):
@@ -123,7 +129,8 @@ class Inbox:
 
     def bytes_of(self, delivery: Delivery) -> bytes:
         """The payload of a message that is held."""
-        return bytes(self.view[delivery.offset : delivery.offset + delivery.length])
+        memory = self.beside if self.geometry.is_apart else self.view
+        return bytes(memory[delivery.offset : delivery.offset + delivery.length])
 
     def take(self) -> bytes | None:
         """Poll, copy and release one message."""
@@ -151,10 +158,16 @@ class Inbox:
         return session
 
     def send(
-        self, session: Session, *payload: Bytes, kind: int = 1, flags: int = 0, wait: bool = True
+        self,
+        session: Session,
+        *payload: Bytes,
+        kind: int = 1,
+        flags: int = 0,
+        wait: bool = True,
+        head: bytes = b"",
     ) -> int:
         """Send one message to its end; raises ``Blocked`` where it would wait."""
-        program = session.producer.send(payload, kind=kind, flags=flags, now=self.now, wait=wait)
+        program = session.producer.send(payload, kind=kind, flags=flags, now=self.now, wait=wait, head=head)
         number: int = self.run(session, program)
         return number
 
@@ -186,10 +199,12 @@ class Inbox:
             case Guarded(swap, chain):
                 found = self._swap(swap)
                 if found == swap.expected:
-                    self._post(session, chain)
+                    self._post(session, chain.writes)
                 return found
-            case Chain():
-                return self._post(session, operation)
+            case Chain(writes):
+                return self._post(session, writes)
+            case Put():
+                return self._post(session, (operation,))
             case Pause():
                 raise Blocked
             case _:
@@ -204,8 +219,8 @@ class Inbox:
             word[:] = swap.desired.to_bytes(8, "little")
         return found
 
-    def _post(self, session: Session, chain: Chain) -> None:
-        session.posted.extend(chain.writes)
+    def _post(self, session: Session, writes: Sequence[Write | Put]) -> None:
+        session.posted.extend(writes)
         if not session.held_back:
             self.land(session)
 
@@ -213,9 +228,10 @@ class Inbox:
         """Let posted writes land, all or the first few."""
         for _ in range(len(session.posted) if count is None else count):
             write = session.posted.popleft()
-            offset = write.offset
+            offset, memory = write.offset, self.beside if isinstance(write, Put) else self.view
             for buffer in write.buffers:
-                self.view[offset : offset + len(buffer)] = buffer
+                assert isinstance(buffer, bytes | bytearray | memoryview)
+                memory[offset : offset + len(buffer)] = buffer
                 offset += len(buffer)
 
 

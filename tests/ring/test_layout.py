@@ -145,9 +145,9 @@ def test_a_geometry_survives_the_welcome(geometry: Geometry) -> None:
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        (b"", "20 bytes"),
+        (b"", "24 bytes"),
         (b"\x09" + Geometry(2, 64, 1).to_bytes()[1:], "version 9"),
-        (Geometry(2, 64, 1).to_bytes()[:4] + bytes(16), "slot_count"),
+        (Geometry(2, 64, 1).to_bytes()[:4] + bytes(20), "slot_count"),
     ],
 )
 def test_a_foreign_geometry_is_refused_with_the_reason(data: bytes, what: str) -> None:
@@ -172,3 +172,47 @@ def test_impossible_lengths_are_named(slots: int, payload: int, sessions: int, w
     """A length out of bounds is refused by its name."""
     with pytest.raises(ValueError, match=what):
         Geometry(slots, payload, sessions)
+
+
+apart = st.builds(
+    Geometry,
+    st.integers(1, 1 << 18),
+    st.integers(2, 1 << 26).map(lambda granules: granules * GRANULE_BYTES),
+    st.integers(1, 65535),
+    st.integers(1, 1024).map(lambda lines: lines * GRANULE_BYTES),
+)
+
+
+@given(apart)
+def test_a_payload_ring_apart_is_not_in_the_region(geometry: Geometry) -> None:
+    """Heads stand behind the slots and end the region; payload is counted from the other memory's start."""
+    last = geometry.slot_count - 1
+    assert geometry.is_apart
+    assert geometry.slot_offset(last) + 64 == geometry.head_slot_offset(0)
+    assert geometry.head_slot_offset(last) + geometry.head_bytes == geometry.region_bytes
+    assert geometry.payload_offset(0) == 0
+    assert geometry.payload_offset(geometry.granule_count - 1) + GRANULE_BYTES == geometry.payload_bytes
+    assert Geometry.from_bytes(geometry.to_bytes()) == geometry
+
+
+@given(apart, st.data())
+def test_seals_stand_behind_their_payload(geometry: Geometry, data: st.DataObject) -> None:
+    """Payload and seal are one stretch, which ends with the seal's granule; no payload has no seal."""
+    end = data.draw(st.integers(0, geometry.granule_modulus - 1))
+    length = data.draw(st.integers(1, geometry.message_bytes_max))
+    start, after = geometry.place(end, length)
+    seal = geometry.seal_offset(start, length)
+    assert geometry.payload_offset(start) + length <= seal
+    assert seal + GRANULE_BYTES <= geometry.payload_bytes
+    assert geometry.payload_offset(after - 1) == seal
+    assert geometry.place(end, 0)[1] == geometry.place(end, 0)[0]
+
+
+@pytest.mark.parametrize(
+    ("payload_bytes", "head_bytes", "what"),
+    [(4096, 63, "head_bytes"), (4096, 1 << 17, "head_bytes"), (64, 64, "seal"), (100, 64, "payload_bytes")],
+)
+def test_rings_apart_that_cannot_be(payload_bytes: int, head_bytes: int, what: str) -> None:
+    """Heads of no whole granules, or a ring that holds nothing but a seal, are refused."""
+    with pytest.raises(ValueError, match=what):
+        Geometry(4, payload_bytes, 4, head_bytes)

@@ -38,10 +38,12 @@ class RingAgainstDeque(RuleBasedStateMachine):
         granules=st.integers(1, 9),
         guarded=st.booleans(),
         start=st.integers(0, 6),
+        apart=st.booleans(),
     )
-    def open(self, slots: int, granules: int, guarded: bool, start: int) -> None:
-        """Any small ring, also one whose counters are about to wrap."""
-        geometry = Geometry(slots, granules * 64, len(NAMES) + 2)
+    def open(self, slots: int, granules: int, guarded: bool, start: int, apart: bool) -> None:
+        """Any small ring, also one whose counters are about to wrap, or whose payload lies apart."""
+        payload_bytes = max(granules, 2 if apart else 1) * 64
+        geometry = Geometry(slots, payload_bytes, len(NAMES) + 2, 64 if apart else 0)
         self.inbox = Inbox(geometry, guarded=guarded)
         sequence = -start % geometry.sequence_modulus
         end = -start % geometry.granule_modulus
@@ -75,7 +77,7 @@ class RingAgainstDeque(RuleBasedStateMachine):
         if again:
             payload = self.sent[name][number]
         try:
-            sent = self.inbox.send(session, payload[:cut], payload[cut:])
+            sent = self.inbox.send(session, payload[:cut], payload[cut:], head=self._head(name, number))
         except Blocked:
             return False
         assert sent == number
@@ -83,6 +85,9 @@ class RingAgainstDeque(RuleBasedStateMachine):
             self.sent[name].append(payload)
         self.order.append((name, number, session))
         return True
+
+    def _head(self, name: str, number: int) -> bytes:
+        return f"{name}.{number}".encode() if self.inbox.geometry.is_apart else b""
 
     @rule(name=st.sampled_from(NAMES))
     def stall(self, name: str) -> None:
@@ -98,7 +103,8 @@ class RingAgainstDeque(RuleBasedStateMachine):
         payload = bytes(min(length, self.inbox.geometry.message_bytes_max))
         if session.producer.next_number < len(self.sent[name]):
             return
-        program: Program[int] = session.producer.send((payload,), kind=1, now=self.inbox.now)
+        head = self._head(name, len(self.sent[name]))
+        program: Program[int] = session.producer.send((payload,), kind=1, now=self.inbox.now, head=head)
         operation = next(program)
         while not isinstance(operation, Pause):
             try:
@@ -143,6 +149,7 @@ class RingAgainstDeque(RuleBasedStateMachine):
         assert delivery.number == self.handed[name]
         payload = self.inbox.bytes_of(delivery)
         assert payload == self.sent[name][delivery.number]
+        assert delivery.head == self._head(name, delivery.number)
         while (front := self.order.popleft())[:2] != (name, delivery.number):
             assert front[1] < self.handed[front[0]] or front[2].revoked
         self.handed[name] += 1

@@ -64,6 +64,19 @@ def test_backends_are_chosen_beside_raw_sockets(
     assert "no library for verbs" in said
 
 
+def test_a_backend_that_was_named_and_is_missing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for all gets what there is; whoever names one that cannot be measured has failed."""
+
+    async def nothing(*_: object, **__: object) -> Samples:
+        return {}
+
+    monkeypatch.setattr(bench_peers, "find_spec", lambda _: None)
+    monkeypatch.setattr(bench_transport, "measure", nothing)
+    assert run(["--quick"]) == 0
+    assert run(["--quick", "--backend", "memcpy"]) == 0
+    assert run(["--quick", "--backend", "memcpy", "--backend", "nixl"]) == 1
+
+
 @pytest.mark.parametrize(
     "argv", [["--rounds", "0"], ["--rounds", "many"], ["--backend", "pigeon"], ["--fast"]]
 )
@@ -72,7 +85,9 @@ def test_bad_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as exit_:
         run(argv)
     assert exit_.value.code == 2
-    assert argv[-1] in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert argv[-1] in said
+    assert "_positive" not in said
 
 
 @pytest.mark.slow

@@ -208,9 +208,9 @@ async def test_released_payloads_are_closed(setting: Setting) -> None:
 async def test_kind_and_flags_have_bounds(setting: Setting) -> None:
     """A kind or flags that do not fit a byte are refused where they are given; the channel goes on."""
     async with inbox(setting) as box, box.sender("a") as sender:
-        for arguments in ({"kind": 256}, {"kind": -1}, {"flags": 256}):
+        for kind, flags in ((256, 0), (-1, 0), (0, 256)):
             with pytest.raises(ValueError, match="0 to 255"):
-                await sender.send(b"x", **arguments)
+                await sender.send(b"x", kind=kind, flags=flags)
         assert await sender.send(b"x", kind=255, flags=255) == 0
 
         assert (await next_of(box.receiver)).kind == 255
@@ -242,3 +242,23 @@ async def test_what_is_not_plain_bytes_is_refused_before_it_is_sent(setting: Set
                 await sender.send(wrong)  # type: ignore[arg-type]  # what is wrong is the point
         assert await sender.send(b"fine") == 0
         assert bytes((await next_of(box.receiver)).payload) == b"fine"
+
+
+async def test_without_threads_large_payloads_are_hashed_by_the_loop(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that may start no thread sends, receives and pulls all the same."""
+
+    async def no_thread(*_: object) -> object:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(asyncio, "to_thread", no_thread)
+    async with (
+        inbox(setting, SMALL, pulled_bytes_max=LENGTH) as box,
+        box.sender("a", exported_bytes_max=LENGTH) as sender,
+    ):
+        await sender.send(b"p" * LENGTH)
+        assert bytes((await next_of(box.receiver)).payload) == b"p" * LENGTH
+    async with inbox(setting, LARGE) as box, box.sender("a") as sender:
+        await sender.send(b"r" * LENGTH)
+        assert bytes((await next_of(box.receiver)).payload) == b"r" * LENGTH

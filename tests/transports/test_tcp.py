@@ -14,14 +14,17 @@ from transports import (
     Address,
     AuthenticationFailed,
     ConnectFailed,
+    Geometry,
     ListenFailed,
     OperationTimeout,
     Options,
     PeerLost,
     ProtocolError,
     TransportError,
+    open_receiver,
 )
 from transports import tcp_frames as frames
+from transports.introductions import Hello
 from transports.operations import Chain, Write
 from transports.tcp import TcpTransport
 from transports.tcp_frames import Introduction, Kind
@@ -368,3 +371,25 @@ async def test_unusable_certificates_are_named() -> None:
         async with TcpTransport().listen(HERE, options):
             pytest.fail("there is no such certificate")
     await raised(ConnectFailed, TcpTransport().connect(HERE, b"", options))
+
+
+async def test_a_welcome_to_who_has_given_up_is_no_error() -> None:
+    """A connection that is opened and cancelled at any moment ends quietly: its answer may be on its way."""
+    loop, complaints = asyncio.get_running_loop(), list[object]()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    transport = TcpTransport()
+    async with (
+        transport.listen(Address.parse("tcp://127.0.0.1:0"), Options()) as listener,
+        open_receiver(listener, "ring", Geometry(8, 1 << 12, 64)) as receiver,
+    ):
+        for steps in range(60):
+            opening = asyncio.ensure_future(
+                transport.connect(receiver.address, Hello(f"{steps}").to_bytes(), Options())
+            )
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            opening.cancel()
+            await asyncio.wait([opening])
+            if not opening.cancelled() and opening.exception() is None:
+                await opening.result().close()
+    assert not complaints

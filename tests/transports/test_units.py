@@ -28,7 +28,7 @@ from transports.errors import (
 )
 from transports.introductions import IDENTITY_BYTES_MAX, Hello, Welcome
 from transports.local import LocalTransport
-from transports.memory import Options
+from transports.memory import Accepted, Listener, Options, Region
 from transports.operations import Fence, Load, Pause, PauseReason, Program, Read, Store
 from transports.region_memory import RegionMemory
 from transports.ring import Geometry
@@ -108,6 +108,38 @@ async def test_no_host_of_this_name_is_an_error_of_transports(host: str) -> None
         await TcpTransport().connect(address, b"", Options())
 
 
+async def test_no_thread_to_look_a_host_up_in_is_an_error_of_transports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that may start no thread cannot ask the resolver; that is said as of any other host."""
+
+    async def no_thread(*_: object, **__: object) -> object:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", no_thread)
+    with pytest.raises(ConnectFailed, match="can't start new thread"):
+        await TcpTransport().connect(Address("tcp", "127.0.0.1", 1, "x"), b"", Options())
+
+
+@pytest.mark.parametrize("text", ["local://vast", "tcp://127.0.0.1:0", "tcp://127.0.0.1:0?shm=off"])
+async def test_no_memory_for_a_region_is_an_error_of_transports(text: str) -> None:
+    """A region that this process cannot have is named with its length; the listener goes on."""
+
+    async def accept(_: bytes) -> Accepted:
+        return Accepted(1, b"")
+
+    async def register(listener: Listener, size_bytes: int) -> Region:
+        return await listener.register(
+            "x", size_bytes, accept=accept, on_notify=lambda: None, on_session_lost=lambda _: None
+        )
+
+    here = Address.parse(text)
+    async with registry.transport_for(here).listen(here, Options()) as listener:
+        with pytest.raises(ListenFailed, match=f"no {1 << 60} bytes of memory for {here.scheme}://.*/x"):
+            await register(listener, 1 << 60)
+        assert len((await register(listener, 4096)).view) == 4096
+
+
 def test_loopback_is_known() -> None:
     """Only addresses that no other machine can reach count as loopback."""
     near = ["local://x", "tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1", "tcp://127.9.9.9:1"]
@@ -144,11 +176,15 @@ def test_third_party_transports_are_loaded(installed: dict[str, EntryPoint]) -> 
     group = registry.ENTRY_POINT_GROUP
     installed["carrier"] = EntryPoint("carrier", "transports.local:LocalTransport", group)
     installed["absent"] = EntryPoint("absent", "package_that_is_not_there:Transport", group)
+    installed["older"] = EntryPoint("older", "transports.local:NoSuchTransport", group)
     installed["other"] = EntryPoint("other", "builtins:dict", group)
     assert isinstance(registry.transport_for("carrier"), LocalTransport)
-    assert registry.known_schemes() == ("absent", "carrier", "local", "other", "tcp", "ucx", "verbs")
+    ours = ("local", "tcp", "ucx", "verbs")
+    assert registry.known_schemes() == tuple(sorted([*ours, *installed]))
     with pytest.raises(UnknownScheme, match="package_that_is_not_there"):
         registry.transport_for("absent")
+    with pytest.raises(UnknownScheme, match="NoSuchTransport"):
+        registry.transport_for("older")
     with pytest.raises(UnknownScheme, match="makes no Transport"):
         registry.transport_for("other")
 

@@ -24,7 +24,8 @@ from transports.verbs_devices import (
     choose,
     devices_of,
 )
-from transports.verbs_link import PIECE_BYTES, Staging, pieces
+from transports.verbs_link import PIECE_BYTES
+from transports.verbs_staging import Staging, pieces
 
 HERE = Address.parse("verbs://127.0.0.1:0")
 
@@ -153,7 +154,10 @@ def test_the_kernels_tables_are_read(tmp_path: Path) -> None:
     assert devices_of(tmp_path / "nowhere") == ()
 
 
-CARD = Card(as_gid("10.0.0.1"), GidKind.IPV4, 7, 5, 0xABCDEF, 0xFFFFFF, 16, (1 << 64) - 1, (1 << 32) - 1)
+CARD = Card(
+    *(as_gid("10.0.0.1"), GidKind.IPV4, 7, 5, 0xABCDEF, 0xFFFFFF, 16, (1 << 64) - 1, (1 << 32) - 1),
+    *((1 << 32) - 2, (1 << 64) - 2, (1 << 64) - 3),
+)
 
 
 def test_cards_come_back_or_are_refused() -> None:

@@ -14,6 +14,8 @@ What it promises:
   fenced then, and the message comes again. Both are dropped.
 * **Whole.** Where a message starts follows from what the consumer knows itself; hashes cover slot and
   payload. What does not match is looked at again until the lease ends, and is never handed over.
+  Where the payload ring lies apart, the hash is the head's, and the seal behind the payload is looked at
+  instead: who sees it knows that the payload landed. A byte that was damaged on the way shows in neither.
 * **No loss behind an acknowledgement.** The delivered word is stored after the message was entered
   into the books as held: that is the hand-over.
 * **No deadlock.** A slot that is reserved and not committed is recovered after one lease, counted
@@ -42,7 +44,7 @@ from typing import Final
 
 from attrs import define, frozen
 
-from transports.operations import WORD_BYTES, Bytes, Fence, Load, Program, Pull, Store
+from transports.operations import WORD_BYTES, Bytes, Fence, Load, Peek, Program, Pull, Store
 from transports.ring.layout import (
     EMPTY_WORD,
     GENERATION_MAX,
@@ -78,10 +80,12 @@ class Delivery:
     kind: int
     flags: int
     offset: int
-    """Where the payload starts in the region, unless it was pulled."""
+    """Where the payload starts in the region, or in the memory apart from it; unless it was pulled."""
     length: int
     content: Bytes | None = None
     """The payload, if it was pulled: memory outside the region."""
+    head: bytes = b""
+    """The head, where the payload ring lies apart."""
 
 
 @define
@@ -129,6 +133,8 @@ class Consumer:
         self._pulled_bytes = 0
         self.waits_for_release = False
         """An offer is at the cursor, and too much of what was pulled is held: ``poll`` after a release."""
+        self.waits_for_seal = False
+        """A message at the cursor is there but for its seal: ``poll`` again soon, nobody will tell."""
         self._head = 0
         self._cursor = 0
         self._deadline: float | None = None
@@ -205,7 +211,7 @@ class Consumer:
 
         Yields ``Load`` and ``Store``, a ``Pull`` for an offer, and a ``Fence`` where producers are suspected.
         """
-        self.waits_for_release = False
+        self.waits_for_release = self.waits_for_seal = False
         if self._table.closing:
             yield from self._retire_sessions()
         while True:
@@ -217,13 +223,17 @@ class Consumer:
                 slot = None
             if slot is not None:
                 start, end = self.geometry.place(cursor & GRANULE_MASK, slot.length)
-                offset = self.geometry.payload_offset(start)
-                payload = (yield Load(offset, slot.length)) if slot.length else b""
-                if self._hash_payload((payload,)) == slot.payload_hash:
+                offset, head = self.geometry.payload_offset(start), b""
+                if self.geometry.is_apart:
+                    head, is_whole = yield from self._whole_apart(slot, sequence, start)
+                else:
+                    payload = (yield Load(offset, slot.length)) if slot.length else b""
+                    is_whole = self._hash_payload((payload,)) == slot.payload_hash
+                if is_whole:
                     if slot.pull and self._is_wanted(slot):
                         delivery = yield from self._take(slot, Offer.from_bytes(payload), sequence, end)
                     else:
-                        delivery = yield from self._pass(slot, sequence, offset, end)
+                        delivery = yield from self._pass(slot, sequence, offset, end, head)
                     if delivery is not None or self.waits_for_release:
                         return delivery
                     continue
@@ -258,10 +268,30 @@ class Consumer:
         return (
             slot.predecessor & POSITION_MASK == cursor
             and slot.length <= self.geometry.message_bytes_max
+            and slot.head_length <= self.geometry.head_bytes
             and slot.session in self._table.sessions
         )
 
-    def _pass(self, slot: Slot, sequence: int, offset: int, end: int) -> Program[Delivery | None]:
+    def _whole_apart(self, slot: Slot, sequence: int, start: int) -> Program[tuple[bytes, bool]]:
+        """The head, and whether it is what was sent and the payload there, in a ring that lies apart."""
+        offset = self.geometry.head_slot_offset(sequence)
+        head = bytes((yield Load(offset, slot.head_length)) if slot.head_length else b"")
+        if self._hash_payload((head,)) != slot.payload_hash:
+            return head, False
+        is_sealed = yield from self._is_sealed(slot, start)
+        return head, is_sealed
+
+    def _is_sealed(self, slot: Slot, start: int) -> Program[bool]:
+        """Whether the payload has landed in the ring that lies apart."""
+        if not slot.length:
+            return True
+        seal = yield Peek(self.geometry.seal_offset(start, slot.length), WORD_BYTES)
+        self.waits_for_seal = bytes(seal) != WORD.pack(slot.commit)
+        return not self.waits_for_seal
+
+    def _pass(
+        self, slot: Slot, sequence: int, offset: int, end: int, head: bytes
+    ) -> Program[Delivery | None]:
         """Move the cursor over a whole message: hand it over, or drop it."""
         identity = self._table.sessions[slot.session].identity
         passed = self._advance((sequence + 1) % self.geometry.sequence_modulus, end)
@@ -269,7 +299,16 @@ class Consumer:
             yield from self._give_back(sequence, passed)
             return None
         delivery = Delivery(
-            sequence, slot.session, identity.name, slot.number, slot.kind, slot.flags, offset, slot.length
+            sequence,
+            slot.session,
+            identity.name,
+            slot.number,
+            slot.kind,
+            slot.flags,
+            offset,
+            slot.length,
+            None,
+            head,
         )
         yield from self._hand_over(delivery, identity, passed)
         return delivery
@@ -425,6 +464,9 @@ class Consumer:
         if slot is None or not self._is_next(slot, cursor):
             return False
         start, _ = self.geometry.place(cursor & GRANULE_MASK, slot.length)
+        if self.geometry.is_apart:
+            _, is_whole = yield from self._whole_apart(slot, sequence, start)
+            return is_whole
         offset = self.geometry.payload_offset(start)
         payload = (yield Load(offset, slot.length)) if slot.length else b""
         return self._hash_payload((payload,)) == slot.payload_hash

@@ -3,11 +3,12 @@
 One region, owned by the consumer. Words are unsigned 64-bit little-endian and 8-byte aligned;
 blocks start on 64-byte lines, which are also the *granules* in which payload is counted::
 
-    line 0      identity   magic, version, slot_count, session_count, payload_bytes, generation
+    line 0      identity   magic, version, slot_count, session_count, payload_bytes, generation, head_bytes
     line 1      tail       changed ONLY by the producers' compare-and-swap
     line 2      head       changed ONLY by the consumer
     line 3..    delivered  one word per session, changed ONLY by the consumer
                 slot ring  slot_count x 64 bytes
+                heads      slot_count x head_bytes, where the payload ring lies apart
                 payload ring
 
 Each word has one kind of writer, so it does not matter whether an adapter's atomics are atomic with
@@ -36,12 +37,20 @@ ambiguous.
     23  u8   flags
     24  u64  number        the producer's own running number, going on across its sessions
     32  u64  payload hash  xxh3-64
-    40  u64  pull          0; 1: the payload is an ``Offer`` of bytes that the consumer pulls
+    40  u32  pull          0; 1: the payload is an ``Offer`` of bytes that the consumer pulls
+    44  u32  head length   bytes of the head; 0 where there are no heads
     48  u64  slot hash     xxh3-64 of bytes 0..48, the commit word included
     56       not used
 
 Where the payload starts is not stored: ``place(predecessor.end, length)`` says it, and the consumer
 computes it from what it knows itself.
+
+**A payload ring that lies apart** (``head_bytes`` > 0) is in a device's memory, which no processor on the
+way can look at; its offsets count from the start of that memory. Each slot then has a *head* in the region:
+the part of the message that its receiver's processor reads. The payload hash covers the head alone. Behind
+the payload, in a granule of its own, stands the *seal*: the slot's commit word once more. Writes into one
+memory land in their order, into two of them perhaps not; who sees the seal knows that the payload is there.
+A message without payload has no seal.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +63,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from transports.errors import LayoutMismatch
 from transports.operations import WORD_BYTES, Bytes
 
-LAYOUT_VERSION: Final = 2
+LAYOUT_VERSION: Final = 3
 LINE_BYTES: Final = 64
 GRANULE_BYTES: Final = 64
 SLOT_BYTES: Final = 64
@@ -72,13 +81,14 @@ PAYLOAD_BYTES_MAX: Final = 1 << 32
 SESSION_COUNT_MAX: Final = (1 << 16) - 1
 GENERATION_MAX: Final = (1 << 32) - 1
 LENGTH_MAX: Final = (1 << 32) - 1
+HEAD_BYTES_MAX: Final = 1 << 16
 BYTE_MAX: Final = 255
 
 TAIL_OFFSET: Final = 1 * LINE_BYTES
 HEAD_OFFSET: Final = 2 * LINE_BYTES
 DELIVERED_OFFSET: Final = 3 * LINE_BYTES
 
-SLOT: Final = Struct("<QQIHBBQQQQ8x")
+SLOT: Final = Struct("<QQIHBBQQIIQ8x")
 SLOT_HASHED_BYTES: Final = 48
 """The slot's hash covers everything before it, the commit word included."""
 BODY_START: Final = WORD_BYTES
@@ -89,8 +99,8 @@ WORD: Final = Struct("<Q")
 EMPTY_WORD: Final = bytes(WORD_BYTES)
 
 _MAGIC: Final = b"1PCERING"
-_IDENTITY: Final = Struct("<8sIIIQI32x")
-_GEOMETRY: Final = Struct("<IIQI")
+_IDENTITY: Final = Struct("<8sIIIQII28x")
+_GEOMETRY: Final = Struct("<IIQII")
 
 assert SLOT.size == SLOT_BYTES
 assert _IDENTITY.size == LINE_BYTES
@@ -130,6 +140,7 @@ class Slot(NamedTuple):
     number: int
     payload_hash: int
     pull: int
+    head_length: int
     slot_hash: int
 
 
@@ -143,9 +154,12 @@ def encode_slot(
     number: int,
     payload_hash: int,
     pull: int = 0,
+    head_length: int = 0,
 ) -> bytes:
     """The 64 bytes of a slot, hashed and ready to be written body first, commit word last."""
-    image = SLOT.pack(commit, predecessor, length, session, kind, flags, number, payload_hash, pull, 0)
+    image = SLOT.pack(
+        commit, predecessor, length, session, kind, flags, number, payload_hash, pull, head_length, 0
+    )
     slot_hash = xxh3_64_intdigest(image[:SLOT_HASHED_BYTES])
     return image[:SLOT_HASHED_BYTES] + WORD.pack(slot_hash) + image[BODY_END:]
 
@@ -175,36 +189,50 @@ class Geometry:
     """The lengths of one inbox's rings, and where everything stands in its region.
 
     Raises:
-        ValueError: a length is out of bounds or ``payload_bytes`` is no multiple of a granule.
+        ValueError: a length is out of bounds, or no multiple of a granule where it must be one.
     """
 
     slot_count: int = field(validator=_checked_range(1, SLOT_COUNT_MAX))
     payload_bytes: int = field(validator=_checked_range(GRANULE_BYTES, PAYLOAD_BYTES_MAX))
     session_count: int = field(validator=_checked_range(1, SESSION_COUNT_MAX))
+    head_bytes: int = field(default=0, validator=_checked_range(0, HEAD_BYTES_MAX))
+    """Not 0: the payload ring lies apart, and each slot has room for a head of so many bytes."""
+    is_apart: bool = field(init=False, eq=False, repr=False)
+    """The payload ring lies in a device's memory; ``region_bytes`` does not count it."""
     granule_count: int = field(init=False, eq=False, repr=False)
     sequence_modulus: int = field(init=False, eq=False, repr=False)
     granule_modulus: int = field(init=False, eq=False, repr=False)
     slots_start: int = field(init=False, eq=False, repr=False)
+    heads_start: int = field(init=False, eq=False, repr=False)
     payload_start: int = field(init=False, eq=False, repr=False)
     region_bytes: int = field(init=False, eq=False, repr=False)
     message_bytes_max: int = field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        if self.payload_bytes % GRANULE_BYTES:
+        for name in ("payload_bytes", "head_bytes"):
+            if getattr(self, name) % GRANULE_BYTES:
+                raise ValueError(
+                    f"{name} must be a multiple of {GRANULE_BYTES}, not be {getattr(self, name)!r}"
+                )
+        self._derive("is_apart", self.head_bytes > 0)
+        if self.is_apart and self.payload_bytes <= GRANULE_BYTES:
             raise ValueError(
-                f"payload_bytes must be a multiple of {GRANULE_BYTES}, not be {self.payload_bytes!r}"
+                f"a payload ring that lies apart needs more than {GRANULE_BYTES} bytes: one seal"
             )
         granule_count = self.payload_bytes // GRANULE_BYTES
         delivered_bytes = -(-self.session_count * WORD_BYTES // LINE_BYTES) * LINE_BYTES
         slots_start = DELIVERED_OFFSET + delivered_bytes
-        payload_start = slots_start + self.slot_count * SLOT_BYTES
+        heads_start = slots_start + self.slot_count * SLOT_BYTES
+        heads_end = heads_start + self.slot_count * self.head_bytes
         self._derive("granule_count", granule_count)
         self._derive("sequence_modulus", _largest_multiple(self.slot_count, 1 << SEQUENCE_BITS))
         self._derive("granule_modulus", _largest_multiple(granule_count, 1 << GRANULE_BITS))
         self._derive("slots_start", slots_start)
-        self._derive("payload_start", payload_start)
-        self._derive("region_bytes", payload_start + self.payload_bytes)
-        self._derive("message_bytes_max", min(self.payload_bytes, LENGTH_MAX))
+        self._derive("heads_start", heads_start)
+        self._derive("payload_start", 0 if self.is_apart else heads_end)
+        self._derive("region_bytes", heads_end if self.is_apart else heads_end + self.payload_bytes)
+        seal_bytes = GRANULE_BYTES if self.is_apart else 0
+        self._derive("message_bytes_max", min(self.payload_bytes - seal_bytes, LENGTH_MAX))
 
     def _derive(self, name: str, value: int) -> None:
         object.__setattr__(self, name, value)
@@ -228,9 +256,17 @@ class Geometry:
         """Where the slot of ``sequence`` stands."""
         return self.slots_start + sequence % self.slot_count * SLOT_BYTES
 
+    def head_slot_offset(self, sequence: int) -> int:
+        """Where the head of the slot of ``sequence`` stands."""
+        return self.heads_start + sequence % self.slot_count * self.head_bytes
+
     def payload_offset(self, granule: int) -> int:
-        """Where payload granule ``granule`` (a counter, not an index) stands."""
+        """Where payload granule ``granule`` (a counter, not an index) stands: in the region, or apart."""
         return self.payload_start + granule % self.granule_count * GRANULE_BYTES
+
+    def seal_offset(self, granule: int, length: int) -> int:
+        """Where the seal of a payload of ``length`` bytes stands that starts at ``granule``; apart."""
+        return self.payload_offset(granule) + (length + GRANULE_BYTES - 1) // GRANULE_BYTES * GRANULE_BYTES
 
     def place(self, end: int, length: int) -> tuple[int, int]:
         """Start and end of a message of ``length`` bytes that is reserved behind ``end``.
@@ -241,6 +277,8 @@ class Geometry:
         two rings ever lie between head and tail.
         """
         granules = (length + GRANULE_BYTES - 1) // GRANULE_BYTES
+        if self.is_apart and length:
+            granules += 1  # the seal
         index = end % self.granule_count
         start = end if index + granules <= self.granule_count else end + self.granule_count - index
         return start % self.granule_modulus, (start + granules) % self.granule_modulus
@@ -275,7 +313,9 @@ class Geometry:
 
     def to_bytes(self) -> bytes:
         """The geometry as it goes into a welcome."""
-        return _GEOMETRY.pack(LAYOUT_VERSION, self.slot_count, self.payload_bytes, self.session_count)
+        return _GEOMETRY.pack(
+            LAYOUT_VERSION, self.slot_count, self.payload_bytes, self.session_count, self.head_bytes
+        )
 
     @classmethod
     def from_bytes(cls, data: Bytes) -> "Geometry":
@@ -289,21 +329,27 @@ class Geometry:
                 f"a ring geometry has {_GEOMETRY.size} bytes, the peer sent {len(data)}: "
                 "run the same version on both sides"
             )
-        version, slot_count, payload_bytes, session_count = _GEOMETRY.unpack(data)
+        version, slot_count, payload_bytes, session_count, head_bytes = _GEOMETRY.unpack(data)
         if version != LAYOUT_VERSION:
             raise LayoutMismatch(
                 f"the peer's ring has layout version {version}, this side speaks {LAYOUT_VERSION}: "
                 "run the same version on both sides"
             )
         try:
-            return cls(slot_count, payload_bytes, session_count)
+            return cls(slot_count, payload_bytes, session_count, head_bytes)
         except ValueError as error:
             raise LayoutMismatch(f"the peer's ring geometry is impossible: {error}") from error
 
     def identity_line(self, generation: int) -> bytes:
         """The first line of a region: enough to tell a foreign or outdated region from ours."""
         return _IDENTITY.pack(
-            _MAGIC, LAYOUT_VERSION, self.slot_count, self.session_count, self.payload_bytes, generation
+            _MAGIC,
+            LAYOUT_VERSION,
+            self.slot_count,
+            self.session_count,
+            self.payload_bytes,
+            generation,
+            self.head_bytes,
         )
 
 

@@ -15,12 +15,15 @@ The head, the tail and this session's delivered word are fetched with one read, 
 last snapshot shows no room or has become old: in the steady state a message costs one round trip
 for the swap, or, where the owner's processor executes the operations anyway, one ``Guarded``.
 
+Where the payload ring lies apart, payload and seal are put first, then head, slot and commit word follow as a
+chain; nothing relies on the puts landing before the chain. The payload is not hashed: it may lie on a device.
+
 What it does not do: keep messages for sending again (the channel does, until ``delivered`` passes
 them), choose the length of a wait (the driver does), or survive a fence (open a new session).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, cast
 
 from xxhash import xxh3_64
 
@@ -30,10 +33,12 @@ from transports.operations import (
     Bytes,
     Chain,
     CompareAndSwap,
+    Content,
     Guarded,
     Pause,
     PauseReason,
     Program,
+    Put,
     Read,
     Write,
 )
@@ -112,13 +117,14 @@ class Producer:
 
     def send(
         self,
-        payload: Sequence[Bytes],
+        payload: Sequence[Content],
         *,
         kind: int,
         flags: int = 0,
         now: float,
         wait: bool = True,
         pull: bool = False,
+        head: Bytes = b"",
     ) -> Program[int]:
         """Reserve, write and commit one message; several may be in flight, one ``send`` at a time.
 
@@ -129,6 +135,7 @@ class Producer:
             now: the driver's monotonic clock.
             wait: wait while the ring is full, instead of raising ``RingFull``.
             pull: ``payload`` is an ``Offer`` of what the message is.
+            head: what is kept beside the slot; only where the payload ring lies apart.
 
         Returns:
             The message's number. It is delivered when ``delivered`` is larger.
@@ -140,17 +147,13 @@ class Producer:
         Closing the program while it rests at a ``Read`` or a ``Pause`` leaves nothing behind. Closing
         it at a swap or a chain leaves the session ``in_doubt``: open a new one.
         """
-        message = self._prepare(tuple(payload), kind, flags, pull=pull)
-        length = message.length
-        guarded = length + SLOT_BYTES <= self._guarded_bytes_max
-        if guarded or length < self.hash_after_post_bytes:
-            message.payload_hash = self._hash_payload(message.payload)
+        message = self._prepare(tuple(payload), kind, flags, pull=pull, head=head)
         contended = 0
         while True:
-            tail, reserved, now = yield from self._find_room(length, now, wait=wait)
+            tail, reserved, now = yield from self._find_room(message.length, now, wait=wait)
             swap = CompareAndSwap(TAIL_OFFSET, tail, reserved, self._usable_until)
             self._in_doubt = True
-            if guarded:
+            if message.guarded:
                 found = yield Guarded(swap, Chain(self._writes(message, tail)))
             else:
                 found = yield swap
@@ -164,14 +167,21 @@ class Producer:
                 self._tail = found
             now = yield Pause(PauseReason.CONTENDED, contended)
         self._tail = reserved
-        if not guarded:
+        if not message.guarded:
             yield from self._post(message, tail)
         self._in_doubt = False
         self.next_number = message.number + 1
         return message.number
 
-    def _prepare(self, payload: tuple[Bytes, ...], kind: int, flags: int, *, pull: bool) -> "Message":
+    def _prepare(
+        self, payload: tuple[Content, ...], kind: int, flags: int, *, pull: bool, head: Bytes
+    ) -> "Message":
         length = sum(map(len, payload))
+        if len(head) > self._geometry.head_bytes:
+            raise MessageTooLarge(
+                f"a head of {len(head)} bytes can never fit an inbox that has room for"
+                f" {self._geometry.head_bytes}: make it smaller, or give the inbox a larger head_bytes"
+            )
         if length > self._geometry.message_bytes_max:
             raise MessageTooLarge(
                 f"a message of {length} bytes can never fit an inbox whose payload ring holds "
@@ -180,7 +190,16 @@ class Producer:
         assert 0 <= kind <= BYTE_MAX, f"kind {kind} does not fit a byte"
         assert 0 <= flags <= BYTE_MAX, f"flags {flags} do not fit a byte"
         assert not self._in_doubt, "a send was abandoned behind its swap: open a new session"
-        return Message(payload, length, kind, flags, self.next_number, int(pull))
+        message = Message(payload, length, kind, flags, self.next_number, int(pull), head)
+        if self._geometry.is_apart:
+            assert not pull, "an offer is read by the consumer's processor"
+            message.hashed = (head,)
+            message.payload_hash = self._hash_payload(message.hashed)
+            return message
+        message.guarded = length + SLOT_BYTES <= self._guarded_bytes_max
+        if message.guarded or length < self.hash_after_post_bytes:
+            message.payload_hash = self._hash_payload(message.hashed)
+        return message
 
     def refresh(self, now: float) -> Program[int]:
         """Read head and delivered; returns ``delivered``: every smaller number was handed over."""
@@ -235,18 +254,32 @@ class Producer:
         return now + self._snapshot_seconds
 
     def _post(self, message: "Message", tail: int) -> Program[None]:
-        if message.payload_hash is None:
+        if self._geometry.is_apart:
+            yield from self._puts(message, tail)
+        elif message.payload_hash is None:
             message.payload_hash = yield from self._post_payload(message, tail)
             yield Chain(self._writes_of_slot(message, tail))
-        else:
-            yield Chain(self._writes(message, tail))
+            return
+        yield Chain(self._writes(message, tail))
+
+    def _puts(self, message: "Message", tail: int) -> tuple[Put, ...]:
+        """Payload, then seal, into the ring that lies apart."""
+        if not message.length:
+            return ()
+        geometry = self._geometry
+        start, _ = geometry.place(tail & GRANULE_MASK, message.length)
+        seal = WORD.pack(self._commit_word(tail >> GRANULE_BITS & SEQUENCE_MASK))
+        return (
+            Put(geometry.payload_offset(start), message.payload),
+            Put(geometry.seal_offset(start, message.length), (seal,)),
+        )
 
     def _post_payload(self, message: "Message", tail: int) -> Program[int]:
         """Post the payload, and hash what is on its way; returns the hash."""
         writes = self._writes_of_payload(message, tail)
         if message.length <= self.piece_bytes:
             yield Chain(writes, notify=False)
-            return self._hash_payload(message.payload)
+            return self._hash_payload(message.hashed)
         state = xxh3_64()
         for write in writes:
             for offset, piece in _pieces(write, self.piece_bytes):
@@ -255,13 +288,21 @@ class Producer:
         return state.intdigest()
 
     def _writes(self, message: "Message", tail: int) -> tuple[Write, ...]:
+        if self._geometry.is_apart:
+            return self._writes_of_head(message, tail) + self._writes_of_slot(message, tail)
         return self._writes_of_payload(message, tail) + self._writes_of_slot(message, tail)
 
     def _writes_of_payload(self, message: "Message", tail: int) -> tuple[Write, ...]:
         if not message.length:
             return ()
         start, _ = self._geometry.place(tail & GRANULE_MASK, message.length)
-        return (Write(self._geometry.payload_offset(start), message.payload),)
+        return (Write(self._geometry.payload_offset(start), message.hashed),)
+
+    def _writes_of_head(self, message: "Message", tail: int) -> tuple[Write, ...]:
+        if not message.head:
+            return ()
+        sequence = tail >> GRANULE_BITS & SEQUENCE_MASK
+        return (Write(self._geometry.head_slot_offset(sequence), (message.head,)),)
 
     def _writes_of_slot(self, message: "Message", tail: int) -> tuple[Write, ...]:
         assert message.payload_hash is not None
@@ -276,6 +317,7 @@ class Producer:
             message.number,
             message.payload_hash,
             message.pull,
+            len(message.head),
         )
         offset = self._geometry.slot_offset(sequence)
         body = Write(offset + BODY_START, (image[BODY_START:BODY_END],))
@@ -303,10 +345,28 @@ def _pieces(write: Write, piece_bytes: int) -> Iterator[tuple[int, memoryview]]:
 class Message:
     """What one ``send`` is about to write; the hash may come after the payload was posted."""
 
-    __slots__ = ("flags", "kind", "length", "number", "payload", "payload_hash", "pull")
+    __slots__ = (
+        "flags",
+        "guarded",
+        "hashed",
+        "head",
+        "kind",
+        "length",
+        "number",
+        "payload",
+        "payload_hash",
+        "pull",
+    )
 
     def __init__(
-        self, payload: tuple[Bytes, ...], length: int, kind: int, flags: int, number: int, pull: int
+        self,
+        payload: tuple[Content, ...],
+        length: int,
+        kind: int,
+        flags: int,
+        number: int,
+        pull: int,
+        head: Bytes,
     ) -> None:
         self.payload = payload
         self.length = length
@@ -314,4 +374,8 @@ class Message:
         self.flags = flags
         self.number = number
         self.pull = pull
+        self.head = head
+        # Where the ring lies in the region, whoever sends brings nothing from a device.
+        self.hashed = cast("tuple[Bytes, ...]", payload)
         self.payload_hash: int | None = None
+        self.guarded = False

@@ -13,6 +13,8 @@ docstring says what must hold.
 
 from transports.testing.channel_checks import CHANNEL_CHECKS
 from transports.testing.channel_fault_checks import CHANNEL_FAULT_CHECKS
+from transports.testing.device_checks import DEVICE_CHECKS
+from transports.testing.fake_device import FakeDevice
 from transports.testing.faults import Faults, FaultyTransport
 from transports.testing.large_checks import LARGE_CHANNEL_CHECKS, LARGE_MEMORY_CHECKS
 from transports.testing.memory_checks import REMOTE_MEMORY_CHECKS
@@ -32,6 +34,12 @@ async def check_remote_memory(make: Maker) -> None:
         await check(make())
 
 
+async def check_devices(make: Maker) -> None:
+    """Run every check of inboxes in a device's memory, each on a fresh setting that has a device."""
+    for check in DEVICE_CHECKS:
+        await check(make())
+
+
 async def check_channel(make: Maker) -> None:
     """Run every check of channels, each on a fresh setting."""
     for check in ALL_CHANNEL_CHECKS:
@@ -41,12 +49,15 @@ async def check_channel(make: Maker) -> None:
 __all__ = [
     "ALL_CHANNEL_CHECKS",
     "ALL_REMOTE_MEMORY_CHECKS",
+    "DEVICE_CHECKS",
     "Check",
+    "FakeDevice",
     "Faults",
     "FaultyTransport",
     "Maker",
     "Setting",
     "check_channel",
+    "check_devices",
     "check_remote_memory",
     "until",
 ]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from transports.address import Address
 from transports.channel import open_receiver
+from transports.device_memory import DeviceMemory
 from transports.memory import Accept, Listener, Options, Region
 from transports.registry import transport_for
 from transports.ring import Geometry
@@ -101,10 +102,16 @@ class SteppingListener(Listener):
         accept: Accept,
         on_notify: Callable[[], None],
         on_session_lost: Callable[[int], None],
+        device: DeviceMemory | None = None,
     ) -> Region:
         """Serve memory under ``name``."""
         region = await self._inner.register(
-            name, size_bytes, accept=accept, on_notify=on_notify, on_session_lost=on_session_lost
+            name,
+            size_bytes,
+            accept=accept,
+            on_notify=on_notify,
+            on_session_lost=on_session_lost,
+            device=device,
         )
         return SteppingRegion(region, self._trap)
 

@@ -14,9 +14,10 @@ from typing import Final
 from attrs import define, field
 
 from transports.address import Address
+from transports.device_memory import DeviceSpan
 from transports.errors import PeerLost
 from transports.memory import Listener, Options, RemoteMemory, Transport
-from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Write
+from transports.operations import Bytes, Chain, CompareAndSwap, Content, Expired, Put, Write
 from transports.sessions import Ending
 from transports.testing.forwarding import ForwardingMemory
 
@@ -89,6 +90,7 @@ class FaultyMemory(ForwardingMemory):
     def __init__(self, inner: RemoteMemory, faults: Faults) -> None:
         super().__init__(inner)
         self._faults = faults
+        self._loses_puts = False
         self._ending = Ending()
 
     async def read(self, offset: int, length: int) -> Bytes:
@@ -123,6 +125,19 @@ class FaultyMemory(ForwardingMemory):
         for write in writes[:-1]:
             await self._inner.post(Chain((write,), notify=False))
         await self._inner.post(Chain(tuple(writes[-1:]), notify=chain.notify))
+
+    async def put(self, put: Put) -> None:
+        """Put bytes into device memory.
+
+        What nobody would find there does not happen: no bit flips, and with one put all behind it are lost.
+        """
+        await self._before()
+        faults = self._faults
+        self._loses_puts = self._loses_puts or faults.strikes(faults.drop_chance, "drop of puts")
+        if self._loses_puts:
+            return
+        for part in _shuffled_put(put, faults.rng) if faults.shuffle_pieces else (put,):
+            await self._inner.put(part)
 
     async def wait_notified(self, timeout_seconds: float) -> bool:
         """Wait for a nudge."""
@@ -164,3 +179,22 @@ def _shuffled(write: Write, rng: random.Random) -> Iterable[Write]:
     starts = list(range(0, len(data), _PIECE_BYTES)) or [0]
     rng.shuffle(starts)
     return [Write(write.offset + start, (data[start : start + _PIECE_BYTES],)) for start in starts]
+
+
+def _shuffled_put(put: Put, rng: random.Random) -> Iterable[Put]:
+    parts: list[Put] = []
+    offset = put.offset
+    for buffer in put.buffers:
+        for start in range(0, len(buffer), _PIECE_BYTES):
+            piece = _cut(buffer, start, start + _PIECE_BYTES)
+            parts.append(Put(offset + start, (piece,)))
+        offset += len(buffer)
+    rng.shuffle(parts)
+    return parts
+
+
+def _cut(buffer: Content, start: int, stop: int) -> Content:
+    if isinstance(buffer, DeviceSpan):
+        return buffer[start:stop]
+    assert isinstance(buffer, bytes | bytearray | memoryview)
+    return memoryview(buffer)[start:stop]

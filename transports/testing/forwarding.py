@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
+from transports.device_memory import Device
 from transports.memory import Capabilities, RemoteMemory
-from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded
+from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded, Put
 
 
 class ForwardingMemory(RemoteMemory):
@@ -44,6 +45,14 @@ class ForwardingMemory(RemoteMemory):
     async def post(self, chain: Chain) -> None:
         """Post writes."""
         await self._inner.post(chain)
+
+    async def put(self, put: Put) -> None:
+        """Post bytes into device memory."""
+        await self._inner.put(put)
+
+    def reach(self, device: Device) -> None:
+        """Make ready to put what lies on a device."""
+        self._inner.reach(device)
 
     async def guarded(self, guarded: Guarded) -> int | Expired:
         """A swap and the chain behind it, apart."""

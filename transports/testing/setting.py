@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 from attrs import define, field, frozen
 
 from transports.address import Address
+from transports.device_memory import Device
 from transports.memory import Accepted, Listener, Options, Region, RemoteMemory, Transport
 
 LIMIT_SECONDS: Final = 20.0
@@ -24,6 +25,8 @@ class Setting:
     transport: Transport
     address: Address
     options: Options = field(factory=Options)
+    device: Device | None = None
+    """In whose memory inboxes are to lie, for the checks of that."""
 
 
 Maker = Callable[[], Setting]

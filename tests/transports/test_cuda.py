@@ -1,0 +1,281 @@
+"""CUDA devices over a driver that is faked at its C interface; no device takes part."""
+
+import ctypes
+import gc
+import os
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.transports.fake_cuda import PROTOTYPES, FakeDriver, types_of
+from transports import _libcuda, cuda
+from transports.address import Address
+from transports.channel import open_receiver
+from transports.cuda import CudaDevice, device_named, span_of
+from transports.device_memory import DeviceError
+from transports.errors import DeviceUnreachable
+from transports.local import LocalTransport
+from transports.memory import Options
+from transports.ring import Geometry
+from transports.testing import DEVICE_CHECKS, Check, Setting
+
+_NAMES = count()
+
+
+def _library(driver: FakeDriver) -> _libcuda.Library:
+    library = _libcuda.Library(driver)
+    library.call("cuInit", 0)
+    return library
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    """A driver, loaded as if it were the machine's."""
+    fake = FakeDriver()
+    library = _library(fake)
+    monkeypatch.setattr(_libcuda, "load", lambda: library)
+    cuda.cuda_device.cache_clear()
+    yield fake
+    cuda.cuda_device.cache_clear()
+    gc.collect()
+
+
+def _kind(argument: Any) -> tuple[object, ...]:
+    """What counts on the wire of a C call: pointer, or length and sign."""
+    if argument in {ctypes.c_void_p, ctypes.c_char_p}:
+        return ("pointer",)
+    return ctypes.sizeof(argument), argument(-1).value < 0
+
+
+def test_signatures_are_the_drivers() -> None:
+    """Each function that is called has the arguments of its prototype, and none is called that has none."""
+    prototypes = dict(types_of(line) for line in PROTOTYPES.strip().splitlines())
+    assert _libcuda.SIGNATURES.keys() == prototypes.keys()
+    for name, types in prototypes.items():
+        assert [*map(_kind, _libcuda.SIGNATURES[name])] == [*map(_kind, types)], name
+
+
+@pytest.mark.parametrize("check", DEVICE_CHECKS, ids=lambda check: check.__name__)
+async def test_device_inboxes(check: Check, driver: FakeDriver) -> None:
+    """What the check's docstring says holds with memory of a CUDA device, as the driver gives it."""
+    address = Address.parse(f"local://cuda-{next(_NAMES)}")
+    await check(Setting(LocalTransport(), address, device=cuda.cuda_device(0)))
+    gc.collect()
+    assert not driver.memory, "all memory is given back"
+    assert driver.stack == [], "the thread has the context that it had"
+    assert {*driver.flushes} <= {(0, 100)}
+
+
+async def test_an_inbox_by_name(driver: FakeDriver) -> None:
+    """``memory="cuda:1"`` puts the ring, whole pages of it, on that device, zeroed and synchronous."""
+    transport, address = LocalTransport(), Address.parse(f"local://cuda-{next(_NAMES)}")
+    geometry = Geometry(4, 1 << 14, 4, head_bytes=64)
+    async with (
+        transport.listen(address, Options()) as listener,
+        open_receiver(listener, "inbox", geometry, memory="cuda:1") as receiver,
+    ):
+        assert receiver.device is cuda.cuda_device(1)
+        ((where, memory),) = driver.memory.items()
+        assert (driver.owner[where], len(memory), any(memory)) == (1, 2 << 20, False)
+        assert where in driver.sync_memops
+    del receiver
+    gc.collect()
+    assert not driver.memory
+
+
+async def test_no_device_and_no_memory_are_told(driver: FakeDriver) -> None:
+    """What is missing is named: the device, or the memory, with the driver's word for it."""
+    transport, address = LocalTransport(), Address.parse(f"local://cuda-{next(_NAMES)}")
+    async with transport.listen(address, Options()) as listener:
+        for name, payload_bytes, what in (
+            ("cuda:2", 1 << 14, r"no inbox in the memory of cuda:2.*sees 2 CUDA devices"),
+            ("cuda:0", 1 << 30, r"cuMemAlloc_v2 failed with CUDA_ERROR_OUT_OF_MEMORY \(2\): out of memory"),
+        ):
+            geometry = Geometry(4, payload_bytes, 4, head_bytes=64)
+            with pytest.raises(DeviceUnreachable, match=what):
+                async with open_receiver(listener, "inbox", geometry, memory=name):
+                    raise AssertionError("it was opened")
+    assert not driver.memory
+
+
+def test_memory_is_not_lost_when_it_cannot_be_made_ready(driver: FakeDriver) -> None:
+    """What was taken and cannot be zeroed is given back before the error is raised."""
+    device = device_named("cuda:0")
+    for call in ("cuMemsetD8Async", "cuPointerSetAttribute"):
+        driver.fails = {call: 1}
+        with pytest.raises(DeviceError, match=f"{call} failed with CUDA_ERROR_INVALID_VALUE"):
+            device.allocate(100)
+        assert not driver.memory
+        assert driver.stack == []
+
+
+@pytest.mark.parametrize(
+    ("ordering", "options", "flushes", "is_known"),
+    [(0, 1, True, True), (100, 1, False, True), (200, 0, False, True), (0, 2, False, False)],
+)
+def test_writes_of_adapters_are_flushed_where_needed(
+    ordering: int, options: int, flushes: bool, is_known: bool
+) -> None:
+    """A device that orders them itself is not asked; one that can neither is for no adapter."""
+    driver = FakeDriver({118: ordering, 117: options})
+    device = CudaDevice(_library(driver), 0)
+    memory = device.allocate(64)
+    memory.peek(0, 8)
+    assert driver.flushes == ([(0, 100)] * 2 if flushes else [])
+    if is_known:
+        device.check_remote_writes()
+    else:
+        with pytest.raises(DeviceError, match=r"WRITES_ORDERING and FLUSH_WRITES_OPTIONS are 0"):
+            device.check_remote_writes()
+
+
+def test_what_the_driver_says_of_its_devices(driver: FakeDriver) -> None:
+    """Models and abilities can be had without a context on a device."""
+    driver.fails = {"cuDevicePrimaryCtxRetain": 1}
+    first, second = cuda.gpus()
+    assert (first.model, second.model, second.ordinal) == ("Fake 0", "Fake 1", 1)
+    assert (first.takes_peers, first.exports_dmabuf) == (True, True)
+    assert (first.orders_writes, first.flushes_writes) == (False, True)
+
+
+def test_a_dmabuf_is_of_whole_pages() -> None:
+    """The descriptor is of the memory from its beginning, in whole pages, and belongs to the caller."""
+    driver = FakeDriver()
+    device = CudaDevice(_library(driver), 0)
+    memory = device.allocate(5000)
+    descriptor = device.dmabuf(memory.address, memory.size_bytes)
+    os.close(descriptor)
+    assert driver.exported == [(memory.address, 2 << 20)]
+
+
+def test_what_keeps_adapters_away_is_named(tmp_path: Path) -> None:
+    """Each attribute and module that is missing is named with what would bring it."""
+    module = tmp_path / "nvidia_peermem"
+    without = CudaDevice(_library(FakeDriver({})), 0, module)
+    with pytest.raises(DeviceError, match=r"DMA_BUF_SUPPORTED is 0.*open kernel modules"):
+        without.dmabuf(0, 4096)
+    with pytest.raises(DeviceError, match="GPU_DIRECT_RDMA_SUPPORTED is 0"):
+        without.check_peer_access()
+    device = CudaDevice(_library(FakeDriver()), 0, module)
+    with pytest.raises(DeviceError, match="modprobe nvidia_peermem"):
+        device.check_peer_access()
+    module.mkdir()
+    device.check_peer_access()
+
+
+def test_old_drivers_are_told() -> None:
+    """A function that the driver lacks is named when it is needed, and not before."""
+    driver = FakeDriver(without=("cuFlushGPUDirectRDMAWrites",))
+    device = CudaDevice(_library(driver), 0)
+    memory = device.allocate(64)
+    with pytest.raises(DeviceError, match=r"no cuFlushGPUDirectRDMAWrites.*too old"):
+        memory.peek(0, 8)
+    assert driver.stack == []
+
+
+def test_errors_that_the_driver_does_not_know() -> None:
+    """A number without a name is shown as it is."""
+    driver = FakeDriver()
+    library = _library(driver)
+    driver.fails = {"cuDeviceGetCount": 4711}
+    with pytest.raises(DeviceError, match=r"cuDeviceGetCount failed with an error .* \(4711\)"):
+        CudaDevice(library, 0)
+
+
+def test_without_a_driver() -> None:
+    """A machine without one is told so, and what a container lacks."""
+    if _has_driver():
+        pytest.skip("this machine has an NVIDIA driver")
+    _libcuda.load.cache_clear()
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver.*--gpus all"):
+        device_named("cuda:0")
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+class _Array:
+    """What a library's array tells of itself."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], typestr: str, **more: object) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False),
+            "shape": shape,
+            "typestr": typestr,
+            "version": 3,
+            **more,
+        }
+
+
+async def test_arrays_are_spans_of_their_device(driver: FakeDriver) -> None:
+    """Address, length and device of an array are taken as they are, and the array is kept for as long."""
+    other = cuda.cuda_device(1)
+    memory = other.allocate(4096)
+    array = _Array(memory.address + 64, (2, 3, 5), "<f2", strides=(30, 10, 2))
+    span = await span_of(array)
+    assert (span.device, span.address, len(span)) == (other, memory.address + 64, 60)
+    assert span._keep is array
+    interface = span[10:30].__cuda_array_interface__
+    assert interface["data"] == (memory.address + 74, False)
+    assert (interface["shape"], interface["typestr"], interface["stream"]) == ((20,), "|u1", None)
+
+
+@pytest.mark.parametrize(
+    ("told", "given", "waited"),
+    [({}, None, None), ({"stream": 1}, None, 1), ({"stream": None}, None, None), ({"stream": 2}, None, None)],
+)
+async def test_what_computes_an_array_is_waited_for(
+    driver: FakeDriver, told: dict[str, int | None], given: int | None, waited: int | None
+) -> None:
+    """The stream that the array names, or everything, since that of a thread means another one elsewhere."""
+    memory = cuda.cuda_device(0).allocate(64)
+    driver.synchronised.clear()
+    await span_of(_Array(memory.address, (64,), "|u1", **told), stream=given)
+    assert driver.synchronised == [waited]
+
+
+async def test_the_stream_that_is_given_is_waited_for(driver: FakeDriver) -> None:
+    """The caller's word goes before the array's; 0 is the default stream."""
+    device = cuda.cuda_device(0)
+    memory = device.allocate(64)
+    for stream in (0, 1):
+        driver.synchronised.clear()
+        await span_of(_Array(memory.address, (64,), "|u1", stream=2), stream=stream)
+        assert driver.synchronised == [stream]
+    with pytest.raises(DeviceError, match="cuStreamSynchronize failed with CUDA_ERROR_INVALID_HANDLE"):
+        await span_of(_Array(memory.address, (64,), "|u1"), stream=0x999)
+
+
+@pytest.mark.parametrize(
+    ("shape", "typestr", "strides", "what"),
+    [
+        ((4, 4), "<f4", (4, 16), "not contiguous"),
+        ((4, 4), "<f4", (32, 4), "not contiguous"),
+        ((0, 4), "<f4", None, "lies on no device"),
+        ((4,), "|O", None, "no plain elements"),
+    ],
+)
+async def test_arrays_that_cannot_be_sent(
+    driver: FakeDriver, shape: tuple[int, ...], typestr: str, strides: tuple[int, ...] | None, what: str
+) -> None:
+    """What is not one piece of plain bytes is refused, and what to do instead is said."""
+    memory = cuda.cuda_device(0).allocate(64)
+    with pytest.raises(ValueError, match=what):
+        await span_of(_Array(memory.address, shape, typestr, strides=strides))
+    with pytest.raises(ValueError, match="bytes is no array on a CUDA device"):
+        await span_of(b"host")
+
+
+async def test_dimensions_of_one_have_any_stride(driver: FakeDriver) -> None:
+    """An extent of one leaves its stride without meaning."""
+    memory = cuda.cuda_device(0).allocate(64)
+    span = await span_of(_Array(memory.address, (1, 4, 1), "<f4", strides=(999, 4, 7)))
+    assert len(span) == 16
