@@ -128,6 +128,8 @@ class Api:
         """A request's events until the stream ends; each must be framed as its text says."""
         headers = {} if after is None else {"Last-Event-ID": str(after)}
         with self.client.stream("GET", f"/v1/requests/{uid}/events", headers=headers) as answer:
+            if answer.status_code == 204:  # it has ended, and the client has seen that
+                return
             assert answer.status_code == 200
             frame: dict[str, str] = {}
             for line in answer.iter_lines():

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,15 @@ def seed_lines() -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
+def _is_run_anyway(line: str) -> bool:
+    """Whether the seed is among those that ``make test`` runs one after the other, with all faults."""
+    seed = line.split(maxsplit=1)[0]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    found = re.search(r"simulations cluster --seed 0 --seeds (\d+)", makefile)
+    assert found is not None
+    return seed.isdigit() and int(seed) < int(found[1])
+
+
 def test_seeds_are_named_once_with_what_they_found() -> None:
     """Each line is a seed, perhaps with the faults it is run with, and words; none is there twice."""
     seeds = [line.split(maxsplit=1) for line in seed_lines()]
@@ -51,9 +61,12 @@ def test_seeds_are_named_once_with_what_they_found() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_what_seeds_have_found_stays_mended() -> None:
-    """No seed that once showed a broken promise shows one now."""
-    done = simulate("--seeds-from", str(SEEDS))
+def test_what_seeds_have_found_stays_mended(tmp_path: Path) -> None:
+    """No seed that once showed a broken promise shows one now; the first ones ``make test`` runs itself."""
+    others = tmp_path / "seeds.txt"
+    others.write_text("\n".join(line for line in seed_lines() if not _is_run_anyway(line)))
+    assert others.read_text()
+    done = simulate("--seeds-from", str(others))
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
