@@ -37,6 +37,6 @@ def test_offered_loads_make_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert twice.goodput > 0.95
     parser = argparse.ArgumentParser()
     admission_command.add_arguments(parser)
-    options = parser.parse_args(["--loads", "2", "--seconds", "50"])
+    options = parser.parse_args(["--loads", "2", "--seconds", "200"])
     assert admission_command.run_command(options) == 0
     assert capsys.readouterr().out.count("|\n") == 3

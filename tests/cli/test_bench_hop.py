@@ -120,7 +120,7 @@ def test_a_wrong_answer_ends_the_measurement() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_backend_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A few requests, small and large, one and two laps at a time, through all: every answer is right."""
     pytest.importorskip("zmq")

@@ -7,7 +7,7 @@ hardware: the ring finds them by its hashes, fences the session, and the message
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
@@ -138,6 +138,11 @@ class FaultyMemory(ForwardingMemory):
             return
         for part in _shuffled_put(put, faults.rng) if faults.shuffle_pieces else (put,):
             await self._inner.put(part)
+
+    def export(self, buffers: Sequence[Bytes]) -> bytes:
+        """Let the owner pull bytes."""
+        self._ending.check()
+        return self._inner.export(buffers)
 
     async def wait_notified(self, timeout_seconds: float) -> bool:
         """Wait for a nudge."""
