@@ -47,29 +47,26 @@ class Pulls:
 
     async def pull(self, key: bytes, into: memoryview) -> None:
         """Fetch an export; raises as ``Region.pull``."""
-        export, length = frames.parse_export_key(key)
-        if length != len(into):
-            raise ExportGone(f"an export of {length} bytes was asked for as {len(into)}")
-        asked: deque[int] = deque()
-        try:
-            for start in range(0, length, frames.PULL_BYTES_MAX):
-                if len(asked) >= frames.PULLS_OPEN_MAX:
-                    await self._come(asked)
-                asked.append(self._ask(export, start, into[start : start + frames.PULL_BYTES_MAX]))
-            while asked:
-                await self._come(asked)
-        finally:
-            for tag in asked:
-                self._abandon(tag)
+        await self._fetch(key, into, len(into))
 
     async def look(self, key: bytes, into: memoryview) -> None:
         """Fetch the first byte of an export, which so stands: raises as ``Region.pull``."""
+        await self._fetch(key, into, 1)
+
+    async def _fetch(self, key: bytes, into: memoryview, length_wanted: int) -> None:
+        """Fetch the first so many bytes."""
         export, length = frames.parse_export_key(key)
         if length != len(into):
             raise ExportGone(f"an export of {length} bytes was asked for as {len(into)}")
-        asked = deque([self._ask(export, 0, into[:1])])
+        wanted = into[:length_wanted]
+        asked: deque[int] = deque()
         try:
-            await self._come(asked)
+            for start in range(0, len(wanted), frames.PULL_BYTES_MAX):
+                if len(asked) >= frames.PULLS_OPEN_MAX:
+                    await self._come(asked)
+                asked.append(self._ask(export, start, wanted[start : start + frames.PULL_BYTES_MAX]))
+            while asked:
+                await self._come(asked)
         finally:
             for tag in asked:
                 self._abandon(tag)

@@ -19,14 +19,13 @@ from typing import Final
 
 from attrs import asdict, define, field
 
-import onepiece
 from onepiece.client import Client
 from onepiece.errors import OnePieceError
 from simulations.chaos import sockets
 from simulations.chaos.faults import Fault, FaultKind, Target, draw_fault
-from simulations.chaos.ledger import Kill, Verdict, judge, percentile
+from simulations.chaos.ledger import Kill, Verdict, judge, spread
 from simulations.chaos.processes import ChaosNode, end_all, remove, wait_listening
-from simulations.chaos.requests import Load, Stream
+from simulations.chaos.requests import Load, Stream, connected
 
 HELP: Final = "kill, stop and cut off real node processes while requests run"
 
@@ -118,15 +117,7 @@ class Chaos:
         """Start the set, let requests and faults come, and see what became of them."""
         self._start()
         async with AsyncExitStack() as stack:
-            proxies = {
-                node.name: await stack.enter_async_context(onepiece.connect(node.http))
-                for node in self.nodes
-                if "proxy" in node.roles
-            }
-            urls = ",".join(client.url for client in proxies.values())
-            client = await stack.enter_async_context(onepiece.connect(urls))
-            for each in proxies.values():
-                await each.wait_ready(START_SECONDS)
+            client, proxies = await connected(stack, self.nodes, START_SECONDS)
             load = Load(
                 rate=self.arguments.rate,
                 in_flight_max=self.arguments.in_flight,
@@ -273,8 +264,8 @@ def report(verdict: Verdict, chaos: Chaos) -> str:
         f"duplicated          {verdict.duplicated}",
         f"corrupt             {verdict.corrupt}",
         f"stage runs          {verdict.stage_runs}, of which {verdict.repeated} repeated",
-        f"recovery            {_spread(verdict.recoveries)}",
-        f"latency             {_spread(verdict.latencies)}",
+        f"recovery            {spread(verdict.recoveries)}",
+        f"latency             {spread(verdict.latencies)}",
     ]
     for node in chaos.nodes:
         if node.ended_by_itself:
@@ -286,9 +277,3 @@ def report(verdict: Verdict, chaos: Chaos) -> str:
             lines += [f"{each.uid} seed {each.seed}: {each.end}"]
             lines += [f"    {text}" for text in dict.fromkeys(each.trouble)]
     return "\n".join(lines)
-
-
-def _spread(seconds: Sequence[float]) -> str:
-    shares = (("p50", 0.5), ("p99", 0.99), ("worst", 1.0))
-    told = ", ".join(f"{name} {percentile(seconds, share):.1f} s" for name, share in shares)
-    return f"{told} ({len(seconds)})"

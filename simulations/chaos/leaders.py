@@ -11,19 +11,17 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
 from attrs import define, field
 
-import onepiece
 from onepiece.client import Client
 from onepiece.coordination import parse_coordination
-from simulations.chaos.ledger import Verdict, judge, percentile
+from simulations.chaos.ledger import Verdict, judge, spread
 from simulations.chaos.processes import ChaosNode, end_all, remove, wait_listening
-from simulations.chaos.requests import Load, Stream
+from simulations.chaos.requests import Load, Stream, connected
 from simulations.etcd_process import NO_ETCD, EtcdServer, has_etcd, run_etcd
 
 HELP: Final = "kill the leading manager again and again while requests run"
@@ -91,15 +89,7 @@ class Leaders:
         """Start the set, let requests come, kill who leads, and see what became of them."""
         self._start()
         async with AsyncExitStack() as stack:
-            proxies = {
-                node.name: await stack.enter_async_context(onepiece.connect(node.http))
-                for node in self.nodes
-                if node.name in PROXIES
-            }
-            for each in proxies.values():
-                await each.wait_ready(START_SECONDS)
-            urls = ",".join(client.url for client in proxies.values())
-            client = await stack.enter_async_context(onepiece.connect(urls))
+            client, proxies = await connected(stack, self.nodes, START_SECONDS)
             self.stream = Stream(client, proxies, self._load(), random.Random(1))  # noqa: S311 - keeps no secret
             stop = asyncio.Event()
             async with asyncio.TaskGroup() as tasks:
@@ -193,7 +183,7 @@ def report(verdict: Verdict, leaders: Leaders) -> str:
     refusals = sum(each.refusals for each in leaders.stream.submissions)
     lines = [
         f"leaders killed        {len(leaders.vacancies)}",
-        f"without a leader      {_spread(sorted(leaders.vacancies))}",
+        f"without a leader      {spread(sorted(leaders.vacancies), 2)}",
         f"submitted             {verdict.submitted}",
         f"accepted              {verdict.accepted}, after {refusals} tries in vain",
         f"finished              {verdict.finished}",
@@ -202,13 +192,8 @@ def report(verdict: Verdict, leaders: Leaders) -> str:
         f"duplicated            {verdict.duplicated}",
         f"corrupt               {verdict.corrupt}",
         f"stage runs            {verdict.stage_runs}, of which {verdict.repeated} repeated",
-        f"latency               {_spread(verdict.latencies)}",
+        f"latency               {spread(verdict.latencies, 2)}",
     ]
     for each in leaders.stream.submissions:
         lines += [f"{each.uid} seed {each.seed}: {text}" for text in dict.fromkeys(each.trouble)]
     return "\n".join(lines)
-
-
-def _spread(seconds: Sequence[float]) -> str:
-    shares = (("p50", 0.5), ("p99", 0.99), ("worst", 1.0))
-    return ", ".join(f"{name} {percentile(seconds, share):.2f} s" for name, share in shares)

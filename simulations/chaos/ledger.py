@@ -136,3 +136,10 @@ def percentile(values: Sequence[float], share: float) -> float:
     if not values:
         return math.nan
     return values[min(len(values) - 1, math.ceil(share * len(values)) - 1)]
+
+
+def spread(seconds: Sequence[float], digits: int = 1) -> str:
+    """The sorted values in words: median, p99, the worst, and how many there are."""
+    shares = (("p50", 0.5), ("p99", 0.99), ("worst", 1.0))
+    told = ", ".join(f"{name} {percentile(seconds, share):.{digits}f} s" for name, share in shares)
+    return f"{told} ({len(seconds)})"

@@ -7,13 +7,14 @@ all faults are over each key is submitted once more: it must stand for the same 
 import asyncio
 import random
 import time
-from collections.abc import Mapping
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, Final
 
 import numpy as np
 from attrs import define, field
 
+import onepiece
 from onepiece.client import Client, RequestHandle
 from onepiece.errors import (
     NodeUnreachable,
@@ -25,6 +26,7 @@ from onepiece.errors import (
     UnknownRequest,
 )
 from simulations.chaos.ledger import FINISHED, Happening, Submission
+from simulations.chaos.processes import ChaosNode
 from stages import synthetic
 
 WORKFLOW: Final = "diamond"
@@ -173,3 +175,24 @@ def _parts(outcome: Any) -> tuple[str, Any]:
     if isinstance(outcome, Mapping):
         return str(outcome["digest"]), outcome["payload"]
     return outcome.digest, outcome.payload
+
+
+async def connected(
+    stack: AsyncExitStack, nodes: Sequence[ChaosNode], seconds: float
+) -> tuple[Client, dict[str, Client]]:
+    """A client of all proxies, and one of each by its node's name; when all are ready.
+
+    Args:
+        stack: Closes them.
+        nodes: The set, of which some are proxies.
+        seconds: How long each of them may take to be ready.
+    """
+    proxies = {
+        node.name: await stack.enter_async_context(onepiece.connect(node.http))
+        for node in nodes
+        if "proxy" in node.roles
+    }
+    for each in proxies.values():
+        await each.wait_ready(seconds)
+    urls = ",".join(each.url for each in proxies.values())
+    return await stack.enter_async_context(onepiece.connect(urls)), proxies

@@ -423,22 +423,35 @@ async def test_cancelling_what_has_finished_unnoticed(
         assert (await proxy.result(accepted.uid)).total_bytes == status.result_bytes
 
 
+@define
+class Answered:
+    """Questions of store nodes about their records that a proxy has answered, or left unanswered."""
+
+    of_records: int = 0
+
+
+def count_answers(monkeypatch: pytest.MonkeyPatch) -> Answered:
+    """Let store nodes ask often whether requests have ended, and count how often they do."""
+    monkeypatch.setattr("onepiece.runtime.environment.STORES_RETURN_SECONDS", 0.0)
+    monkeypatch.setattr("onepiece.node.store_service._EXPIRE_SECONDS", 0.05)
+    monkeypatch.setattr("onepiece.node.record_service._LOOKS_PER_QUESTION", 1)
+    answered, answer = Answered(), EndedRequests._answer
+
+    async def counted(self: EndedRequests, ask: AskEnded) -> None:
+        await answer(self, ask)
+        answered.of_records += ask.of_records
+
+    monkeypatch.setattr(EndedRequests, "_answer", counted)
+    return answered
+
+
 @pytest.mark.timeout(120)
 async def test_the_record_is_kept_until_the_error_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All disks are full: the client is told; store nodes that ask whether it is over keep the record."""
-    monkeypatch.setattr("onepiece.runtime.environment.STORES_RETURN_SECONDS", 0.0)
-    monkeypatch.setattr("onepiece.node.store_service._EXPIRE_SECONDS", 0.05)
-    monkeypatch.setattr("onepiece.node.record_service._LOOKS_PER_QUESTION", 1)
-    trap, answered, answer = Trap("running"), [0], EndedRequests._answer
+    trap, answered = Trap("running"), count_answers(monkeypatch)
     set_trap(trap, monkeypatch)
-
-    async def counted(self: EndedRequests, ask: AskEnded) -> None:
-        await answer(self, ask)
-        answered[0] += 1
-
-    monkeypatch.setattr(EndedRequests, "_answer", counted)
     async with open_hop_set(tmp_path, trap) as a_set, asyncio.timeout(REQUEST_SECONDS):
         proxy = a_set.living["proxy-1"].node.proxy
         assert proxy is not None
@@ -447,8 +460,8 @@ async def test_the_record_is_kept_until_the_error_is_stored(
         with monkeypatch.context() as patch:
             patch.setattr(ResultStore, "put_error", refusing(StoreFull("the disk is full")))
             assert (await proxy.cancel(accepted.uid)).state is RequestState.CANCELLED
-            before = answered[0]
-            await until(lambda: answered[0] >= before + 8)
+            before = answered.of_records
+            await until(lambda: answered.of_records >= before + 8)
             assert await proxy._records.find(accepted.uid) is not None
         await until(lambda: proxy.owner.is_over(accepted.uid))
         while await proxy._records.find(accepted.uid) is not None:  # noqa: ASYNC110 - it is elsewhere
@@ -463,27 +476,18 @@ async def test_a_release_drops_no_record(tmp_path: Path, monkeypatch: pytest.Mon
 
     The owner may die before that is done: then another proxy goes on from the record.
     """
-    monkeypatch.setattr("onepiece.runtime.environment.STORES_RETURN_SECONDS", 0.0)
-    monkeypatch.setattr("onepiece.node.store_service._EXPIRE_SECONDS", 0.05)
-    monkeypatch.setattr("onepiece.node.record_service._LOOKS_PER_QUESTION", 1)
-    trap, asked, answer = Trap("running"), [0], EndedRequests._answer
+    trap, answered = Trap("running"), count_answers(monkeypatch)
     set_trap(trap, monkeypatch)
-
-    async def counted(self: EndedRequests, ask: AskEnded) -> None:
-        await answer(self, ask)
-        asked[0] += ask.of_records
-
-    monkeypatch.setattr(EndedRequests, "_answer", counted)
     async with open_hop_set(tmp_path, trap) as a_set, asyncio.timeout(REQUEST_SECONDS):
         proxy = a_set.living["proxy-1"].node.proxy
         assert proxy is not None
         accepted = await proxy.submit("film", {"text": "ahoy"}, timeout_seconds=60.0, key=None)
         await trap.caught.wait()
-        await until(lambda: asked[0] >= 4)
+        await until(lambda: answered.of_records >= 4)
         for node in proxy._records.stores().values():  # no worker: it would stop what runs
             proxy._env.outbox.post(f"{node.address}/control", ReleaseRequests((accepted.uid,)))
-        before = asked[0]
-        await until(lambda: asked[0] >= before + 4)
+        before = answered.of_records
+        await until(lambda: answered.of_records >= before + 4)
         assert await proxy._records.find(accepted.uid) is not None
         trap.let_go.set()
         await proxy.cancel(accepted.uid)
