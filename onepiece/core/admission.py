@@ -207,6 +207,10 @@ class Admission:
         self.budget.give_back(uid)
         self._forecast.drop(uid)
 
+    def queued(self, uid: str, step: str, at: float, now: float) -> None:
+        """A request is at a stage, with all its inputs."""
+        self._forecast.queued(uid, step, at, now)
+
     def started(self, uid: str, step: str, at: float, now: float) -> None:
         """A stage has begun with a request."""
         self._forecast.started(uid, step, at, now)

@@ -433,11 +433,16 @@ class RequestOwner:
     def _note_times(self, event: RequestEvent) -> None:
         """Let the door know how far a request is, and how long that took."""
         now = self._env.now()
-        if event.kind is EventKind.STAGE_STARTED and event.stage is not None:
-            self._admission.started(event.uid, event.stage, event.at, now)
-        elif event.kind is EventKind.STAGE_FINISHED and event.stage is not None:
-            self._admission.finished(event.uid, event.stage, event.at, now)
-            self._env.under_way.done(OutputKey(event.uid, INPUTS, event.stage))
+        if event.stage is None:
+            return
+        match event.kind:
+            case EventKind.QUEUED:
+                self._admission.queued(event.uid, event.stage, event.at, now)
+            case EventKind.STAGE_STARTED:
+                self._admission.started(event.uid, event.stage, event.at, now)
+            case EventKind.STAGE_FINISHED:
+                self._admission.finished(event.uid, event.stage, event.at, now)
+                self._env.under_way.done(OutputKey(event.uid, INPUTS, event.stage))
 
     async def _keep_error(self, wanted: KeepError) -> None:
         """An error is stored as a result is, so that every proxy can tell it, and tells the same."""
