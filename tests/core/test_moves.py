@@ -252,9 +252,9 @@ def test_a_board_that_is_kept_changes_no_decision(
     for number, factor in enumerate(factors):
         demands = tuple(Demand(name, rate * factor / 10) for name, rate in load.items())
         loads = [Load(demands[number % 2 :], 100.0), Load(demands, 100_000.0)]
-        lately = ([demands[0].workflow], [demands[-1].workflow]) if number % 3 == 1 else ((), ())
-        fresh = decide(model, loads, devices, actors, limits, None, *lately)
-        assert decide(model, loads, devices, actors, limits, None, *lately, kept) == fresh
+        gave, took = ({demands[0].workflow}, {demands[-1].workflow}) if number % 3 == 1 else (set(), set())
+        fresh = decide(model, loads, devices, actors, limits, gave=gave, took=took)
+        assert decide(model, loads, devices, actors, limits, gave=gave, took=took, kept=kept) == fresh
 
 
 @given(made=_sets())
