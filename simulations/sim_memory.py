@@ -13,9 +13,9 @@ from transports.memory import Accepted, Atomics, Capabilities, RemoteMemory
 from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired, Guarded, Write
 from transports.sessions import Ending
 
-_PULL_SHARE: Final = 2**-15
-"""So small that most of what stages hand on is pulled, where operations need no processor of the owner: 4 KiB
-of 128 MiB."""
+_PULL_SHARE: Final = 2**-6
+"""4 KiB of the inboxes of a run: so about half of what stages hand on is pulled, where operations need no processor
+of the owner, and half of it is written into the ring."""
 
 
 @define(eq=False)
