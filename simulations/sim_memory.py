@@ -14,8 +14,8 @@ from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired
 from transports.sessions import Ending
 
 _PULL_SHARE: Final = 2**-6
-"""4 KiB of the inboxes of a run: so about half of what stages hand on is pulled, where operations need no processor
-of the owner, and half of it is written into the ring."""
+"""4 KiB of the inboxes of a run: where operations need no processor of the owner, about half of what stages
+hand on is pulled, and half of it written into the ring."""
 
 
 @define(eq=False)
