@@ -10,7 +10,7 @@ it real processes (``--measured``: what ``onepiece bench admission --load-second
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -140,13 +140,13 @@ def _run(options: argparse.Namespace) -> int:
         options.seed,
         options.workers,
     )
-    _print(rows, is_json=options.json)
+    _print(rows, measured, is_json=options.json)
     if options.plot is not None:
         draw_charts(options.plot, charts(rows, measured))
     return 0
 
 
-def _print(rows: Sequence[Row], *, is_json: bool) -> None:
+def _print(rows: Sequence[Row], measured: Sequence[Mapping[str, float]], *, is_json: bool) -> None:
     if is_json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
@@ -157,6 +157,11 @@ def _print(rows: Sequence[Row], *, is_json: bool) -> None:
             f"| {row.load:g} | {row.offered_per_second:.2f} | {row.finished_per_second:.2f} | {row.refused} "
             f"| {row.goodput:.1%} | {row.p50_ratio:.2f} | {row.p95_ratio:.2f} |"
         )
+    if measured:
+        print("\nreal processes:\n\n| load | goodput | P50 | P95 |\n|---|---|---|---|")
+    for found in measured:
+        ratios = f"{found['p50_ratio']:.2f} | {found['p95_ratio']:.2f}"
+        print(f"| {found['load']:g} | {found['goodput']:.1%} | {ratios} |")
 
 
 _MEASURED: Final = ("load", "goodput", "p50_ratio", "p95_ratio")
@@ -182,7 +187,7 @@ def read_measured(path: Path) -> list[dict[str, float]]:
     return found
 
 
-def charts(rows: Sequence[Row], measured: Sequence[dict[str, float]]) -> list[Chart]:
+def charts(rows: Sequence[Row], measured: Sequence[Mapping[str, float]]) -> list[Chart]:
     """Goodput and latencies over the load, simulated and real."""
     simulated = [asdict(row, recurse=False) for row in rows]
 

@@ -76,6 +76,7 @@ def test_what_was_measured_is_drawn_beside_what_is_simulated(
     real.write_text(json.dumps({"loads": [row, {**row, "load": 0.5}]}))
     assert _simulated("--loads", "0.5", "--workers", "2", "--plot", str(drawn), "--measured", str(real)) == 0
     assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert "| 2 | 98.0% | 1.10 | 1.20 |" in capsys.readouterr().out
     goodput, latencies = admission_command.charts([], admission_command.read_measured(real))
     assert [line.points for line in goodput.lines] == [[(0.5, 0.98), (2.0, 0.98)]]
     assert len(latencies.lines) == 2
