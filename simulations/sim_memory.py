@@ -13,9 +13,9 @@ from transports.memory import Accepted, Atomics, Capabilities, RemoteMemory
 from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired, Guarded, Write
 from transports.sessions import Ending
 
-_PULL_SHARE: Final = 2**-6
-"""4 KiB of the inboxes of a run: where operations need no processor of the owner, about half of what stages
-hand on is pulled, and half of it written into the ring."""
+_PULL_SHARE: Final = 2**-15
+"""So small that whatever goes into an inbox of 256 KiB is pulled, where operations need no processor of the
+owner; of control messages those of more than 256 bytes."""
 
 
 @define(eq=False)
