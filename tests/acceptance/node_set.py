@@ -131,10 +131,12 @@ class NodeProcess:
         places = [self._ready.get(name) for name in ("address", "http", "metrics")]
         return {Address.parse(place.removesuffix("/metrics")).port for place in places if place}
 
-    def wait_listening(self) -> Mapping[str, Any]:
+    def wait_listening(self, seconds: float = READY_SECONDS) -> Mapping[str, Any]:
         """Wait for its ready file; what that says."""
         if not self._ready:
-            eventually(lambda: self.ready_path.exists() or not self.is_running, f"{self.name} listens")
+            eventually(
+                lambda: self.ready_path.exists() or not self.is_running, f"{self.name} listens", seconds
+            )
             assert self.is_running, f"{self.name} ended with status {self.process.returncode}:\n{self.log()}"
             self._ready = json.loads(self.ready_path.read_text())
         return self._ready
