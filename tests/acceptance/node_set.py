@@ -32,6 +32,8 @@ from transports import Address
 
 READY_SECONDS: Final = 600.0 if "ONEPIECE_EMULATED" in os.environ else 90.0
 """For what should take a few seconds; machines that run other things at once, or are emulated, are slow."""
+STARVED_SECONDS: Final = 600.0
+"""For one of many starts, on a machine where 90 s were not enough: a node got a twentieth of a processor."""
 END_SECONDS: Final = 60.0
 DEVICE: Final = "cpu:0=4GiB"
 

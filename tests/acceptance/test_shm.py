@@ -8,7 +8,7 @@ import pytest
 
 from stages.synthetic import expected_digest
 from tests.acceptance.http_api import Api, as_json
-from tests.acceptance.node_set import NodeProcess, NodeSet, eventually, start_set
+from tests.acceptance.node_set import STARVED_SECONDS, NodeProcess, NodeSet, eventually, start_set
 
 
 @pytest.fixture
@@ -56,7 +56,9 @@ KILLS_MAX = 50
     "kills",
     [
         pytest.param(1, marks=pytest.mark.timeout(240)),
-        pytest.param(KILLS_MAX, marks=[pytest.mark.full, pytest.mark.timeout(240 + 40 * KILLS_MAX)]),
+        pytest.param(
+            KILLS_MAX, marks=[pytest.mark.full, pytest.mark.timeout(STARVED_SECONDS + 40 * KILLS_MAX)]
+        ),
     ],
 )
 def test_nodes_of_a_host_share_memory_unasked(on_one_host: NodeSet, kills: int) -> None:
@@ -84,4 +86,5 @@ def kill_one_that_lends(on_one_host: NodeSet) -> None:
         "the end of the dead worker's memory",
     )
     joining = on_one_host.start_worker()
+    joining.wait_listening(STARVED_SECONDS)
     eventually(lambda: joining.node_id in api.nodes(), "another worker has joined")

@@ -9,7 +9,7 @@ import pytest
 
 from stages.synthetic import CHAIN_STAGES, expected_digest
 from tests.acceptance.http_api import Api
-from tests.acceptance.node_set import NodeProcess, NodeSet, eventually, open_set
+from tests.acceptance.node_set import STARVED_SECONDS, NodeProcess, NodeSet, eventually, open_set
 
 AT_ONCE = 130
 UNFINISHED = 1
@@ -166,7 +166,9 @@ KILLS_MAX = 100
     "kills",
     [
         pytest.param(1, marks=pytest.mark.timeout(240)),
-        pytest.param(KILLS_MAX, marks=[pytest.mark.full, pytest.mark.timeout(240 + 30 * KILLS_MAX)]),
+        pytest.param(
+            KILLS_MAX, marks=[pytest.mark.full, pytest.mark.timeout(STARVED_SECONDS + 30 * KILLS_MAX)]
+        ),
     ],
 )
 def test_killed_node_leaves_nothing_for_long(tmp_path: Path, kills: int) -> None:
@@ -183,7 +185,7 @@ def test_killed_node_leaves_nothing_for_long(tmp_path: Path, kills: int) -> None
             killed.kill()
             a_set.forget(killed)
             killed = a_set.start("--devices", "cpu:0=1GiB")
-            killed.wait_listening()
+            killed.wait_listening(STARVED_SECONDS)
             assert not left.exists()
             assert kept.exists(), "the directory of a node that runs was removed"
             [left] = set(a_set.temporary.iterdir()) - {kept}
