@@ -2,9 +2,9 @@
 
 It waits for a message or for the machine's next deadline, calls ``handle``, and carries out the
 effects in their order: state is made durable before an order that relies on it is sent. Where there is more
-to do than it gets done, as when many nodes join at once on a busy host, two things keep that from feeding on
-itself. Events are handled as of the moment at which they came, so that a node whose heartbeat waits here is
-not silent. And a route table is sent when no event waits, or ``_TABLE_SECONDS`` later at most: tables that a
+to do than it gets done, as when many nodes join at once on a busy host, three things keep that from feeding
+on itself. Events are handled as of the moment at which they came, so that a node whose heartbeat waits here
+is not silent; nor is one for as long as this process stood still (``OwnTime``). And a route table is sent when no event waits, or ``_TABLE_SECONDS`` later at most: tables that a
 newer one replaces at once would cost each node as much as those that stay.
 
 Who leads is
@@ -72,6 +72,7 @@ from onepiece.messages import (
 )
 from onepiece.node.control import ControlService
 from onepiece.node.options import NodeOptions
+from onepiece.node.own_time import OwnTime
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.workflows import WorkflowImports
 
@@ -106,6 +107,7 @@ class ManagerService:
         self._offered: tuple[RegisteredWorkflow, ...] = ()
         self._events: asyncio.Queue[tuple[ManagerEvent, float]] = asyncio.Queue(_EVENTS_MAX)
         """With the moments at which they came."""
+        self._time = OwnTime(asyncio.get_running_loop().time)
         self._handled_at = -math.inf
         self._unsent: RouteTable | None = None
         """The newest route table, if it was not sent yet."""
@@ -132,6 +134,7 @@ class ManagerService:
         offered = [await imports.get(reference) for reference in options.workflows]
         async with opening as coordinator, asyncio.TaskGroup() as tasks:
             service = cls(options, env, coordinator, imports, tasks)
+            tasks.create_task(service._time.keep(), name="the manager's clock")
             service._offered = tuple(RegisteredWorkflow.of(workflow.graph) for workflow in offered)
             if not coordinator.has_rivals:
                 await service._begin(await coordinator.lead())
@@ -206,7 +209,7 @@ class ManagerService:
         """What waits longest, also behind the machine's deadline; a tick if that comes and nothing waits."""
         deadline = self._leading.next_deadline(self._now())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(None if deadline is None else self._time.on_the_loop(deadline)):
                 return await self._events.get()
         return (Tick(), self._now()) if self._events.empty() else self._events.get_nowait()
 
@@ -257,8 +260,7 @@ class ManagerService:
             self._send_tables(self._unsent)
 
     def _now(self) -> float:
-        """The loop's clock, so that the machine's deadlines are the loop's."""
-        return asyncio.get_running_loop().time()
+        return self._time.now()
 
     def _tell(self, address: str) -> None:
         """Say who leads, if that is known.

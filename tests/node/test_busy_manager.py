@@ -118,8 +118,8 @@ async def fifty_join(sent: Sent) -> ManagerService:
 def test_nodes_whose_heartbeats_wait_are_not_silent() -> None:
     """It takes two leases until all are in, and none is suspected, expelled, or told of each other one."""
     sent = Sent()
-    loop = virtual_loop(Random(1), lambda context: problems.append(context))
     problems: list[dict[str, Any]] = []
+    loop = virtual_loop(Random(1), problems.append)
     loop.run_until_complete(fifty_join(sent))
     loop.close()
     assert not problems
