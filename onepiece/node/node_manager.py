@@ -1,11 +1,13 @@
 """The NodeManager inside a node: carries out what the ``ManagerMachine`` decides.
 
 It waits for a message or for the machine's next deadline, calls ``handle``, and carries out the
-effects in their order: state is made durable before an order that relies on it is sent. Where there is more
-to do than it gets done, as when many nodes join at once on a busy host, three things keep that from feeding
-on itself. Events are handled as of the moment at which they came, so that a node whose heartbeat waits here
-is not silent; nor is one for as long as this process stood still (``OwnTime``). And a route table is sent when no event waits, or ``_TABLE_SECONDS`` later at most: tables that a
-newer one replaces at once would cost each node as much as those that stay.
+effects in their order: state is made durable before an order that relies on it is sent.
+
+Where there is more to do than it gets done, as when many nodes join at once on a busy host, three things keep
+that from feeding on itself. Events are handled as of the moment at which they came: a node whose heartbeat
+waits here is not silent. Nor is one while this process stood still (``OwnTime``). And a route table is sent
+when no event waits, or ``_TABLE_SECONDS`` behind the last one: tables that a newer one replaces at once would
+cost each node as much as those that stay.
 
 Who leads is
 the coordinator's to say; with the embedded one it is this node, from its start to its end. With others

@@ -4,7 +4,7 @@ from onepiece.node.own_time import LOOK_SECONDS, OwnTime
 
 
 def test_what_it_was_late_by_did_not_pass() -> None:
-    """Ten seconds in which the loop had a tenth of the processor are one; no moment is before an earlier one."""
+    """A loop that comes to a tenth of its looks lives a tenth of the time. None goes back."""
     loop_time = 0.0
     own = OwnTime(lambda: loop_time)
     moments = [own.now()]
