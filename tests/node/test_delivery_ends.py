@@ -46,7 +46,7 @@ async def test_cancel(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """
     ends_in = RequestState.FINISHED if moment == "finished" else RequestState.CANCELLED
     trap = Trap(moment)
-    async with ready_set(tmp_path, trap, monkeypatch) as (a_set, one, other):
+    async with ready_set(tmp_path, trap, monkeypatch, lease_seconds=NOBODY_DIES) as (a_set, one, other):
         handle = await one.submit("film", {"text": "ahoy"}, timeout=40)
         await trap.caught.wait()
         status = await handle.cancel()
@@ -122,7 +122,7 @@ async def test_any_proxy_tells_the_end(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.timeout(90)
 async def test_one_key_at_two_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client whose submission was answered by nobody submits at another proxy: one request (fault 131)."""
-    async with ready_set(tmp_path, Trap(NEVER), monkeypatch) as (_, one, other):
+    async with ready_set(tmp_path, Trap(NEVER), monkeypatch, lease_seconds=NOBODY_DIES) as (_, one, other):
         async with asyncio.TaskGroup() as tasks:
             both = [
                 tasks.create_task(client.submit("film", {"text": "ahoy"}, timeout=40, key="order-17"))
@@ -138,6 +138,6 @@ async def test_one_key_at_two_proxies(tmp_path: Path, monkeypatch: pytest.Monkey
 async def test_a_request_nobody_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is unknown, once the set has been up for long enough to be sure of that."""
     monkeypatch.setattr("onepiece.runtime.environment.STORES_RETURN_SECONDS", 0.0)
-    async with ready_set(tmp_path, Trap(NEVER), monkeypatch) as (_, one, _):
+    async with ready_set(tmp_path, Trap(NEVER), monkeypatch, lease_seconds=NOBODY_DIES) as (_, one, _):
         with pytest.raises(UnknownRequest):
             await one.attach("01JDWX4T9Z7Q2M3K8V5N6P0R1S").status()
