@@ -14,11 +14,14 @@ from attrs import define, evolve, field, frozen
 
 from onepiece.codec import value_from_bytes
 from onepiece.errors import (
+    DeadlineExceeded,
     NotReady,
     OnePieceError,
     OwnedElsewhere,
     Rejected,
+    RequestCancelled,
     ResultGone,
+    StageFailed,
     UnknownRequest,
 )
 from onepiece.node.proxy_service import ProxyService
@@ -254,6 +257,8 @@ class Clients:
             value = value_from_bytes(await machine.call(fetch, CALL_SECONDS))
         except ResultGone:
             return Ending("gone", is_result=True)
+        except (DeadlineExceeded, RequestCancelled, StageFailed) as error:  # another end stands by now
+            return Ending(type(error).__name__, is_result=False)
         return Ending(str(value), is_result=True)
 
     def note(self, request: Request, ending: Ending, who: str) -> None:

@@ -74,6 +74,8 @@ class OwnedRequest:
     error: Mapping[str, Any] | None = None
     result_bytes: int | None = None
     content_type: str | None = None
+    is_shared: bool = False
+    """Another owner may have driven it, too, where neither could hear of the other."""
 
     @property
     def held_bytes(self) -> int:

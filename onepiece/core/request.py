@@ -210,6 +210,14 @@ class RequestTable:
         """Raises ``UnknownRequest``."""
         return self._record(uid).status
 
+    def may_stand_otherwise(self, uid: str) -> bool:
+        """Whether another owner may have ended the request, too; the stores then know which end stands.
+
+        Raises ``UnknownRequest``.
+        """
+        record = self._record(uid)
+        return record.is_shared and record.state.is_final
+
     def events(self, uid: str, after: int) -> list[RequestEvent]:
         """The kept events with ``sequence > after``; raises ``UnknownRequest``."""
         return self._record(uid).log.after(after)
@@ -251,6 +259,8 @@ class RequestTable:
         for uid in self.live_uids():
             record = self._live.pop(uid)
             self._forget_key(record)
+        for record in self._ended.values():
+            record.is_shared = True
 
     @property
     def ended_count(self) -> int:
@@ -303,6 +313,7 @@ class RequestTable:
         # Beyond any number that the earlier owner's events had: no request has one each millisecond.
         record.log.next_sequence = 1000 + max(0, int((now - event.accepted_at) * 1000))
         record.progress.adopt(event.holdings, event.adoptions)
+        record.is_shared = True
         told = record.publish(EventKind.ACCEPTED, event.accepted_at)
         if event.adoptions >= self.owners_max:
             error = NodeLost(

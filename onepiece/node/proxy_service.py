@@ -21,6 +21,7 @@ from onepiece.errors import (
     NotReady,
     OnePieceError,
     OwnedElsewhere,
+    ResultGone,
     UnknownNode,
     UnknownRequest,
     UnknownWorkflow,
@@ -320,9 +321,18 @@ class ProxyService:
         ``ResultGone`` if it ended and was fetched, and ``UnknownRequest``.
         """
         try:
-            return self.owner.table.status(uid)
+            known = self.owner.table.status(uid)
         except UnknownRequest:
             return await self._ended(uid)
+        return await self._as_it_stands(known) if self.owner.table.may_stand_otherwise(uid) else known
+
+    async def _as_it_stands(self, known: RequestStatus) -> RequestStatus:
+        """How a request ended that two proxies may have driven: one here, one cut off, both until its end."""
+        try:
+            stored = await self._results.describe(known.uid)
+        except (NotReady, ResultGone, UnknownRequest):
+            return known
+        return known if stored.state is known.state else stored
 
     async def _ended(self, uid: str) -> RequestStatus:
         """How a request of another proxy ended; raises as ``status`` if it has not."""

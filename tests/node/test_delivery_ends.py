@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 import onepiece
 from onepiece.client import Client
 from onepiece.errors import RequestCancelled, UnknownRequest
-from onepiece.requests import EventKind, RequestState
+from onepiece.node.result_reader import ResultReader
+from onepiece.requests import EventKind, RequestState, RequestStatus
 from tests.node import hop_stages
 from tests.node.hop_crashes import LEASE_SECONDS, NEVER, HopSet, Trap, open_hop_set, set_trap
 from tests.node.in_process import patiently
@@ -117,6 +119,36 @@ async def test_any_proxy_tells_the_end(tmp_path: Path, monkeypatch: pytest.Monke
         [end] = [event async for event in other.attach(finished.uid).events(after=7)]
         assert end.kind is EventKind.FINISHED
         assert [event async for event in other.attach(finished.uid).events(after=end.sequence)] == []
+
+
+@pytest.mark.timeout(90)
+async def test_an_adopted_request_has_ended_as_the_stores_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first owner, cut off and not dead, may have ended it otherwise, and that may be what stands."""
+    async with ready_set(tmp_path, Trap(NEVER), monkeypatch) as (a_set, one, other):
+        go_on = asyncio.Event()
+
+        async def wait(_: str) -> None:
+            await go_on.wait()
+
+        hop_stages.hooks["refine"] = wait
+        uid = (await one.submit("film", {"text": "ahoy"}, timeout=40)).uid
+        await until(lambda: hop_stages.runs["refine"] == 1)
+        await a_set.die("proxy-1")
+        go_on.set()
+        assert (await patiently(other.attach(uid).wait)).state is RequestState.FINISHED
+        describe = ResultReader.describe
+
+        async def cancelled(self: ResultReader, uid: str) -> RequestStatus:
+            found = await describe(self, uid)
+            error = RequestCancelled(f"request {uid} was cancelled", uid=uid)
+            return evolve(found, state=RequestState.CANCELLED, error=error.to_wire())
+
+        monkeypatch.setattr(ResultReader, "describe", cancelled)
+        assert (await other.attach(uid).status()).state is RequestState.CANCELLED
+        own = await other.submit("film", {"text": "ahoy"}, timeout=40)
+        assert (await own.wait()).state is RequestState.FINISHED, "nobody else can have driven this one"
 
 
 @pytest.mark.timeout(90)
