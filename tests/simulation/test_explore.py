@@ -29,6 +29,7 @@ SMALL = [
     Setting(((0,),), damages=1, crashes=1, hashes=True, producer=ModelProducer, consumer=ModelConsumer),
     Setting(((1,),), cuts=1, retires=True, hashes=True, producer=ModelProducer, consumer=ModelConsumer),
     Setting(((1,),), damages=1, crashes=1, hashes=True, producer=ModelProducer, consumer=ModelConsumer),
+    Setting(((1,),), cuts=1, retires=True, apart=True),
 ]
 
 
