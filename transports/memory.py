@@ -235,7 +235,8 @@ class Region(ABC):
         """Revoke these sessions; when it returns no write of theirs can land any more.
 
         Unknown or already closed sessions are no error. Where a session cannot be revoked alone, others
-        end too and are reported as lost.
+        end too and are reported as lost. Raises ``ChannelClosed`` if none can be revoked, since there is no
+        other memory of a device to be had; the region is closed then.
         """
 
     async def pull(self, session: int, key: bytes, into: memoryview) -> None:

@@ -4,6 +4,7 @@ Which types of memory a libucp can handle is settled when a context is made: a m
 for each (``libuct_cuda.so`` for CUDA), with the driver that it needs.
 """
 
+import logging
 import weakref
 from ctypes import byref, c_void_p
 from functools import cache
@@ -11,9 +12,11 @@ from typing import Final
 
 from transports import _libucp as ucp
 from transports._libucp import MemoryType
-from transports.device_memory import MARGIN_BYTES, Device, DeviceMemory
+from transports.device_memory import MARGIN_BYTES, Device, DeviceError, DeviceMemory
 from transports.errors import DeviceUnreachable
 from transports.ucx_worker import Role, context_of, packed_key
+
+_LOG: Final = logging.getLogger(__name__)
 
 _TYPES: Final = {"cuda": MemoryType.CUDA}
 """By the kind of a device."""
@@ -87,5 +90,8 @@ class MappedDevice:
 
     def close(self) -> None:
         """Take it away from adapters; spans stay valid. Idempotent."""
-        with self.memory.device.current():
-            self._unmap()
+        try:
+            with self.memory.device.current():
+                self._unmap()
+        except DeviceError as error:
+            _LOG.warning("memory of %s may stay mapped: %s", self.memory.device.name, error)

@@ -254,11 +254,11 @@ class Link:
         address = self._offer.beside.memory + put.offset
         self._arriving = True
         try:
-            for buffer in put.buffers:
+            for buffer in filter(len, put.buffers):
                 if isinstance(buffer, DeviceSpan):
                     kind = type_of(buffer.device, Role.PRODUCER)
                     self._endpoint.put_span(buffer, kind, address, self._key_beside, self._put)
-                elif len(buffer):
+                else:
                     assert isinstance(buffer, bytes | bytearray | memoryview)
                     self._endpoint.put(buffer, address, self._key_beside, self._put)
                 address += len(buffer)
@@ -319,6 +319,7 @@ class Link:
         """Write nothing more, from this moment on. Idempotent."""
         if not self._closed:
             self._closed = True
+            self._waiting.clear()
             self._endpoint.close()
             self._worker.release()
 

@@ -92,6 +92,7 @@ class UcxRegion(TcpRegion):
 
     keeper: Keeper | None = None
     """Of memory of a device beside it."""
+    _failure: DeviceError | None = None
 
     def offer(self, doorbell: bytes, worker_address: bytes, session: int) -> Offer:
         """What the producer of this session needs to write by itself."""
@@ -125,13 +126,17 @@ class UcxRegion(TcpRegion):
         )
 
     async def fence(self, sessions: Sequence[int]) -> None:
-        """Revoke sessions; with them all others, if one of them can write by itself."""
+        """Revoke sessions; with them all others, if one of them can write by itself.
+
+        Raises:
+            ChannelClosed: There is no other memory to be had, so writes may still land; the region is closed.
+        """
         fenced = [self._sessions[number] for number in sessions if number in self._sessions]
         await super().fence(sessions)
         if any(session.writes_itself for session in fenced):
             self._replace_memory("a session was fenced")
-        if self._closed:
-            raise ChannelClosed(f"{self.address} was closed: writes may still land in its memory")
+        if self._failure is not None:
+            raise ChannelClosed(str(self._failure)) from self._failure
 
     def shut(self) -> None:
         """Revoke all sessions, then take a device's memory away from adapters."""
@@ -179,6 +184,7 @@ class UcxRegion(TcpRegion):
 
     def _fail(self, error: DeviceError) -> None:
         _LOG.error("%s", error)
+        self._failure = error
         self.shut()
         assert self.keeper is not None
         self.keeper.failed(error)

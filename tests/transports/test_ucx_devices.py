@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 from attrs import evolve
@@ -374,3 +374,17 @@ def test_devices_that_cannot_show_what_was_put_are_refused() -> None:
 
     with pytest.raises(DeviceError, match="orders nothing"):
         ucx_devices.MappedDevice(Blind().allocate(64))
+
+
+@needs_libucp
+async def test_a_device_that_is_gone_does_not_keep_its_region_open(
+    pretence: Pretence, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the device fails as its memory is taken from adapters, that is logged, and the inbox closes."""
+
+    def gone() -> nullcontext[None]:
+        raise DeviceError("cuda:0 has fallen off the bus")
+
+    async with inbox(pretence):
+        monkeypatch.setattr(pretence.device, "current", gone)
+    assert "fallen off the bus" in caplog.text
