@@ -6,6 +6,9 @@ into the owner's memory: shared memory between processes of a host, or RDMA. Whe
 session goes on over its connection alone; ``?require=one-sided`` (or ``shm``, ``rdma``) makes that
 an error, and ``RemoteMemory.capabilities.wire`` says what is in use.
 
+A region may have memory of a CUDA device beside it, if libucp handles such memory and a session's puts get
+there by themselves; otherwise the inbox, or the session, is refused.
+
 What it survives: whatever tcp survives, and a producer that goes on writing after its session has
 ended. What it does not: a member of the cluster that means harm. It can write anywhere in the
 regions that it has a session on.
