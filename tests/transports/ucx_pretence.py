@@ -65,7 +65,7 @@ class PretendedDevice(FakeDevice):
         ucp.load().function("mem_unmap")(context_of(Role.OWNER), self.handles.pop(address))
 
     def _find(self, address: int, length: int) -> tuple[memoryview, int]:  # type: ignore[override]  # as good
-        for start, view in self._views.items():
+        for start, view in self._views.copy().items():  # the garbage collector gives memory back at any time
             if start <= address <= address + length <= start + len(view):
                 return view, address - start
         raise DeviceError(f"{self.name} has no {length} bytes at {address:#x}")
