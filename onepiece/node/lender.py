@@ -109,14 +109,14 @@ class Lender:
                 self._start(device)
             case TerminateJob(device):
                 get_logger().info("lent_job_stopping", device=device)
-                self._with_job(device, LentJob.terminate)
+                self._tell(device, LentJob.terminate)
             case KillJob(device):
                 get_logger().warning("lent_job_killed", device=device)
-                self._with_job(device, LentJob.kill)
+                self._tell(device, LentJob.kill)
             case LeaveJob(device):
                 get_logger().error("lent_job_left", device=device, process_id=self._jobs[device].process_id)
 
-    def _with_job(self, device: str, do: Callable[[LentJob], None]) -> None:
+    def _tell(self, device: str, do: Callable[[LentJob], None]) -> None:
         job = self._jobs.get(device)
         if job is not None:
             do(job)
