@@ -327,6 +327,11 @@ class ConsumerPrograms:
             known = self._released[key] = self._disturbed(local, Release(sequence), consumer), pieces
         return known
 
+    def carry_over(self, local: LocalConsumer) -> Program[None]:
+        """Begin to take over what is whole into other memory; changes nothing that is written down."""
+        consumer, _ = self._replay(local.books, local.call, local.outcomes)
+        return consumer.carry_over()
+
     def _drain(self, program: Program[None]) -> Iterator[Piece]:
         for operation in program:
             step = as_step(operation, self._cells)

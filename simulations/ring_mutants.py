@@ -16,10 +16,10 @@ from simulations.ring_consumer import BlindConsumer, ModelConsumer
 from simulations.ring_exports import EarlyExports
 from simulations.ring_producer import BlindProducer, ModelProducer
 from simulations.ring_state import Setting
-from transports.operations import Bytes, Chain, Program, Put, Write
+from transports.operations import Bytes, Carry, Chain, Program, Put, Write
 from transports.ring import Delivery
 from transports.ring.consumer import Passed
-from transports.ring.layout import Slot
+from transports.ring.layout import GRANULE_BYTES, Slot
 from transports.ring.offers import Offer
 from transports.ring.producer import Message
 from transports.ring.recovery import Boundary
@@ -88,6 +88,17 @@ class LooksAtNoSeal(BlindConsumer):
     def _is_sealed(self, slot: Slot, start: int) -> Program[bool]:
         yield from ()
         return True
+
+
+class SealReadAfterTheCopy(BlindConsumer):
+    """Where a region is retired, the payload is taken over before it is looked at whether it is whole."""
+
+    def _carry(self, slot: Slot, start: int) -> Program[None]:
+        payload = self.geometry.payload_offset(start)
+        seal = self.geometry.seal_offset(start, slot.length)
+        yield Carry(payload, seal - payload)
+        if (yield from self._has_seal(slot, start)):
+            yield Carry(seal, GRANULE_BYTES)
 
 
 class CommitNotCleared(BlindConsumer):
@@ -186,8 +197,8 @@ MUTANTS: Final = (
     Mutant("payload apart: no look at the seal", Setting(((1,),), apart=True, consumer=LooksAtNoSeal)),
     Mutant("payload apart: the seal before it", Setting(((1,),), apart=True, producer=SealBeforePayload)),
     Mutant(
-        "payload apart: a region is retired",
-        Setting(((1, 1),), granules=4, suspicions=1, retires=True, apart=True),
+        "payload apart: the seal read after the copy",
+        Setting(((1, 1),), granules=4, suspicions=1, retires=True, apart=True, consumer=SealReadAfterTheCopy),
     ),
     Mutant(
         "commit word not cleared",

@@ -12,10 +12,13 @@ from simulations.ring_consumer import (
 )
 from simulations.ring_exports import Place, free_place, lending, withdrawing
 from simulations.ring_producer import LocalProducer
-from simulations.ring_retirement import copies
+from simulations.ring_retirement import Passage, copies, under_way
 from simulations.ring_state import (
+    Memory,
     Move,
+    Queue,
     State,
+    Violation,
 )
 from simulations.ring_world import RingWorld, replaced
 from transports.ring.layout import GRANULE_BYTES
@@ -85,14 +88,37 @@ class PullingWorld(RingWorld):
             if session not in revoke.sessions:
                 local = self.consumer.close(local, session)
         for after in self._with_other_memory((state[0], local.number, *state[2:])):
-            yield ("retire",), self._entered(after, self.consumer.after(local, None))
+            if not isinstance(after, Violation):
+                after = self._entered(after, self.consumer.after(local, None))
+            yield ("retire",), after
 
-    def _with_other_memory(self, state: State) -> Iterator[State]:
+    def _with_other_memory(self, state: State) -> Iterator[State | Violation]:
         """Every state in which the region's memory is a copy and all sessions have ended."""
         queues = self.queues.values[state[3]]
+        local, live = self.consumer.all[state[1]], self.ghosts.values[state[4]].live
         sessions = [session for session, queue in enumerate(queues) if queue is not None]
-        for memory in copies(self.memories.values[state[0]], queues):
+        for session in sessions:
+            for cell, _ in under_way(queues[session : session + 1]):
+                # It may still land in the old memory, which those who hold a message go on reading.
+                violation = self._judge.landing(session, cell, local.held, live)
+                if violation is not None:
+                    yield violation
+                    return
+        for memory in self._other_memories(local, self.memories.values[state[0]], queues):
             after: State = (self.memories.number(memory), *state[1:])
             for session in sessions:
                 after = self._revoked(after, session)
             yield after if not self.setting.retired_writes_land else (*after[:3], state[3], after[4])
+
+    def _other_memories(
+        self, local: LocalConsumer, memory: Memory, queues: tuple[Queue, ...]
+    ) -> Iterator[Memory]:
+        """Copies of the region; with what was taken over of the payload, where that lies apart."""
+        pieces = under_way(queues)
+        if not self.setting.apart:
+            yield from copies(memory, pieces)
+            return
+        passage = Passage(self.cells, lambda: self.consumer.carry_over(local))
+        in_region = [piece for piece in pieces if piece[0] < self.cells.first_granule]
+        for copy in copies(memory, in_region):
+            yield from passage.ends(memory, copy, queues)

@@ -60,6 +60,10 @@ QUICK: Final = (
     _hashed(Setting((_ONE, _ONE), suspicions=1, retires=True)),
     _hashed(Setting(((1, 1),), cuts=1, retires=True)),
     _hashed(Setting((_PULLED,), suspicions=1, cuts=1, retires=True)),
+    # Both: what is sealed is taken over, by the order of the looks and copies alone.
+    Setting(((1, 1),), granules=4, suspicions=1, retires=True, apart=True),
+    Setting(((1, 1),), granules=4, cuts=1, near_wrap=True, retires=True, apart=True),
+    Setting(((1, 2),), crashes=1, suspicions=1, deaths_noticed=True, retires=True, apart=True),
 )
 
 FULL: Final = (
@@ -86,4 +90,6 @@ FULL: Final = (
     _hashed(Setting((_ONE, _ONE), crashes=1, retires=True, deaths_noticed=True)),
     _hashed(Setting((_ONE, _TWO), suspicions=1, retires=True)),
     _hashed(Setting((_PULLED, _ONE), suspicions=1, retires=True)),
+    Setting((_ONE, _ONE), granules=4, suspicions=1, retires=True, apart=True),
+    Setting((_ONE, _ONE), granules=4, cuts=1, near_wrap=True, retires=True, apart=True),
 )

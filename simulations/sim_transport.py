@@ -31,7 +31,16 @@ from transports.errors import (
     TransportError,
     UnknownRegion,
 )
-from transports.memory import Accept, Accepted, Listener, Options, Region, RemoteMemory, Transport
+from transports.memory import (
+    Accept,
+    Accepted,
+    Keeper,
+    Listener,
+    Options,
+    Region,
+    RemoteMemory,
+    Transport,
+)
 
 SCHEME: Final = "sim"
 
@@ -133,6 +142,7 @@ class SimListener(Listener):
         on_notify: Callable[[], None],
         on_session_lost: Callable[[int], None],
         device: DeviceMemory | None = None,
+        keeper: Keeper | None = None,
     ) -> Region:
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         assert device is None, "no node has an inbox in a device's memory"

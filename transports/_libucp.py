@@ -11,6 +11,7 @@ which of its fields are set, so longer structures of later versions do not matte
 """
 
 import ctypes
+import enum
 import os
 from collections.abc import Callable
 from ctypes import (
@@ -42,6 +43,7 @@ FEATURE_WAKEUP: Final = 1 << 4
 FEATURE_AM: Final = 1 << 6
 CONTEXT_FEATURES: Final = 1 << 0
 CONTEXT_SHARED: Final = 1 << 5
+CONTEXT_MEMORY_TYPES: Final = 1 << 2
 WORKER_THREAD_MODE: Final = 1 << 0
 ENDPOINT_ADDRESS: Final = 1 << 0
 ENDPOINT_ERROR_MODE: Final = 1 << 1
@@ -51,10 +53,12 @@ ERROR_MODE_PEER: Final = 1
 MEMORY_ADDRESS: Final = 1 << 0
 MEMORY_LENGTH: Final = 1 << 1
 MEMORY_FLAGS: Final = 1 << 2
+MEMORY_TYPE: Final = 1 << 4
 MEMORY_ALLOCATE: Final = 1 << 1
 HANDLER_ID: Final = 1 << 0
 HANDLER_CALLBACK: Final = 1 << 2
 OPERATION_FLAGS: Final = 1 << 4
+OPERATION_MEMORY_TYPE: Final = 1 << 6
 CLOSE_FORCE: Final = 1 << 0
 AM_COPY_HEADER: Final = 1 << 3
 
@@ -73,6 +77,20 @@ _STATUS_NAMES: Final = {
     -21: "EXCEEDS_LIMIT", -22: "UNSUPPORTED", -23: "REJECTED", -24: "NOT_CONNECTED",
     -25: "CONNECTION_RESET", -80: "ENDPOINT_TIMEOUT",
 }  # fmt: skip
+
+
+class MemoryType(enum.IntEnum):
+    """``ucs_memory_type_t``: where memory lies."""
+
+    HOST = 0
+    CUDA = 1
+    CUDA_MANAGED = 2
+    ROCM = 3
+    ROCM_MANAGED = 4
+    RDMA = 5
+    ZE_HOST = 6
+    ZE_DEVICE = 7
+    ZE_MANAGED = 8
 
 
 class UcpError(Exception):
@@ -103,6 +121,15 @@ class ContextParams(Structure):
         ("request_init", c_void_p), ("request_cleanup", c_void_p), ("tag_sender_mask", c_uint64),
         ("mt_workers_shared", c_int), ("estimated_num_eps", c_size_t), ("estimated_num_ppn", c_size_t),
         ("name", c_char_p),
+    ]  # fmt: skip
+
+
+class ContextAttributes(Structure):
+    """``ucp_context_attr_t``."""
+
+    _fields_ = [
+        ("field_mask", c_uint64), ("request_size", c_size_t), ("thread_mode", c_int),
+        ("memory_types", c_uint64), ("name", c_ubyte * 32),
     ]  # fmt: skip
 
 
@@ -205,6 +232,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "ucp_config_modify": (_STATUS, (c_void_p, c_char_p, c_char_p)),
     "ucp_config_release": (None, (c_void_p,)),
     "ucp_init_version": (_STATUS, (c_uint, c_uint, _REFERENCE, c_void_p, _REFERENCE)),
+    "ucp_context_query": (_STATUS, (c_void_p, _REFERENCE)),
     "ucp_worker_create": (_STATUS, (c_void_p, _REFERENCE, _REFERENCE)),
     "ucp_worker_destroy": (None, (c_void_p,)),
     "ucp_worker_progress": (c_uint, (c_void_p,)),
@@ -283,6 +311,12 @@ class Library:
             self.function("config_release")(config)
         assert context.value is not None
         return context.value
+
+    def memory_types(self, context: int) -> frozenset[MemoryType]:
+        """What memory a context can handle."""
+        attributes = ContextAttributes(field_mask=CONTEXT_MEMORY_TYPES)
+        self.call("context_query", context, ctypes.byref(attributes))
+        return frozenset(kind for kind in MemoryType if attributes.memory_types >> kind & 1)
 
 
 def outcome(request: int | None, call: str) -> int | None:

@@ -85,6 +85,8 @@ class CudaDevice(Device):
         DeviceError: There is no such device, or it cannot be used.
     """
 
+    kind = "cuda"
+
     def __init__(self, library: cuda.Library, ordinal: int, peer_module: Path = _PEER_MODULE) -> None:
         self.name = f"cuda:{ordinal}"
         self._library = library
@@ -101,12 +103,13 @@ class CudaDevice(Device):
         self.gpu = Gpu.of(library, ordinal, device.value)
         library.call("cuDevicePrimaryCtxRetain", byref(context), self._device)
         self._context = context
-        with self._current():
+        with self.current():
             library.call("cuStreamCreate", byref(stream), cuda.STREAM_NON_BLOCKING)
         self._stream = stream
 
     @contextmanager
-    def _current(self) -> Iterator[None]:
+    def current(self) -> Iterator[None]:
+        """Its context is this thread's meanwhile; that of before is back then."""
         before = c_void_p()
         self._library.call("cuCtxPushCurrent_v2", self._context)
         try:
@@ -116,7 +119,7 @@ class CudaDevice(Device):
 
     def _do(self, name: str, *arguments: Any) -> None:
         """Ask for something in our stream, and wait until it is done."""
-        with self._current():
+        with self.current():
             self._library.call(name, *arguments, self._stream)
             self._library.call("cuStreamSynchronize", self._stream)
 
@@ -124,12 +127,12 @@ class CudaDevice(Device):
 
     def _take(self, size_bytes: int) -> int:
         address, size = c_ulonglong(), _in_grains(size_bytes)
-        with self._current():
+        with self.current():
             self._library.call("cuMemAlloc_v2", byref(address), size)
         try:
             if address.value % _PAGE_BYTES:
                 raise DeviceError(f"{self.name} gave memory at {address.value:#x}, which begins no page")
-            with self._current():
+            with self.current():
                 # Copies that return when they are done are to mean it, also where adapters write.
                 always = c_uint(1)
                 self._library.call("cuPointerSetAttribute", byref(always), cuda.SYNC_MEMOPS, address)
@@ -141,7 +144,7 @@ class CudaDevice(Device):
 
     def give_back(self, address: int) -> None:
         """Free memory; raises ``DeviceError``."""
-        with self._current():
+        with self.current():
             self._library.call("cuMemFree_v2", address)
 
     def write(self, address: int, data: Bytes) -> None:
@@ -165,14 +168,14 @@ class CudaDevice(Device):
     def flush(self) -> None:
         """Make visible what adapters have written, where the device does not do so by itself."""
         if not self.gpu.orders_writes and self.gpu.flushes_writes:
-            with self._current():
+            with self.current():
                 self._library.call(
                     "cuFlushGPUDirectRDMAWrites", cuda.FLUSH_CURRENT_CONTEXT, cuda.FLUSH_TO_OWNER
                 )
 
     def wait(self, stream: int | None) -> None:
         """Return when the work in this stream, or in the whole context, is done."""
-        with self._current():
+        with self.current():
             # The stream of each thread is meant by whoever asks in its own; in this thread it is another one.
             if stream is None or stream == cuda.PER_THREAD_STREAM:
                 self._library.call("cuCtxSynchronize")
@@ -197,7 +200,7 @@ class CudaDevice(Device):
                 " open kernel modules and Linux 5.12"
             )
         descriptor = c_int(-1)
-        with self._current():
+        with self.current():
             self._library.call(
                 "cuMemGetHandleForAddressRange",
                 byref(descriptor),

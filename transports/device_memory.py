@@ -13,6 +13,7 @@ import logging
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from attrs import field, frozen
@@ -22,6 +23,9 @@ from transports.operations import Bytes, Content
 from transports.region_memory import check_span
 
 _LOG: Final = logging.getLogger(__name__)
+
+MARGIN_BYTES: Final = 4096
+"""Behind what may be used of each memory, for a transport to try out whether writes get there."""
 
 
 class DeviceError(Exception):
@@ -33,10 +37,16 @@ class Device(ABC):
 
     name: str
     """``cuda:0``."""
+    kind: str = ""
+    """What other libraries call such memory (``cuda``), if they know any like it."""
 
     def allocate(self, size_bytes: int) -> "DeviceMemory":
         """Zeroed memory, given back with the last that refers to it; raises ``DeviceError``."""
-        return DeviceMemory(self, self._take(size_bytes), size_bytes)
+        return DeviceMemory(self, self._take(size_bytes + MARGIN_BYTES), size_bytes)
+
+    def current(self) -> AbstractContextManager[None]:
+        """Within it, other libraries that are called in this thread act on this device."""
+        return nullcontext()
 
     # What a device does. All raise ``DeviceError``.
 
@@ -111,6 +121,14 @@ class DeviceMemory:
     def peek(self, offset: int, length: int) -> bytes:
         """A copy of bytes that adapters may have written; all that they wrote before is visible then too."""
         check_span(offset, length, self.size_bytes)
+        return self._peek(offset, length)
+
+    def peek_margin(self, offset: int, length: int) -> bytes:
+        """The same of the margin behind it."""
+        check_span(offset, length, MARGIN_BYTES)
+        return self._peek(self.size_bytes + offset, length)
+
+    def _peek(self, offset: int, length: int) -> bytes:
         self.device.flush()
         seen = self.device.read(self.address + offset, length)
         self.device.flush()  # what came behind the first one and was seen is visible to everybody now

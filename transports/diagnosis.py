@@ -16,12 +16,13 @@ from typing import Final
 
 from attrs import frozen
 
-from transports import _libucp, _pyverbs, cuda
+from transports import _libucp, _pyverbs, cuda, ucx_devices
 from transports.address import Address
 from transports.device_memory import DeviceError
 from transports.errors import TransportError
 from transports.memory import Accepted, Options
 from transports.ucx import UcxTransport
+from transports.ucx_worker import Role
 from transports.verbs_devices import Device, devices_of
 
 DEBIAN_PYVERBS: Final = "usr/lib/python3/dist-packages/pyverbs"
@@ -61,6 +62,7 @@ def diagnose(root: Path = Path("/")) -> tuple[Finding, ...]:
         _locked_memory,
         _verbs_library,
         _ucx_library,
+        _ucx_memory,
         _gpu_direct,
         _shared_memory,
     )
@@ -199,9 +201,29 @@ async def _ucx_wire() -> str:
         return f"none: {error}"
 
 
+def _ucx_memory(root: Path) -> Iterator[Finding]:
+    """What memory UCX reads and writes; without a GPU there is none that it would lack."""
+    try:
+        types = ucx_devices.memory_types(Role.OWNER)
+    except _libucp.UcpMissingError:
+        return
+    text = f"it handles memory of: {ucx_devices.names_of(types)}"
+    if _libucp.MemoryType.CUDA in types or not _has_nvidia_driver(root):
+        yield Finding("UCX's memory types", State.THERE, text)
+        return
+    fix = (
+        "take a libucp with its module for CUDA: pip install 'onepiece[ucx]', or name another one in"
+        f" {_libucp.LIBRARY_VARIABLE}; UCX_TLS must not leave CUDA out; the GPUs must be seen (--gpus all)"
+    )
+    yield Finding("UCX's memory types", State.MISSING, f"{text}; not of this machine's GPUs", fix)
+
+
+def _has_nvidia_driver(root: Path) -> bool:
+    return (root / "proc/driver/nvidia/version").exists()
+
+
 def _gpu_direct(root: Path) -> Iterator[Finding]:
-    version = root / "proc/driver/nvidia/version"
-    if not version.exists():
+    if not _has_nvidia_driver(root):
         yield Finding("GPU-direct", State.MISSING, "there is no NVIDIA driver, so no GPU to reach")
         return
     try:

@@ -14,6 +14,7 @@ from transports.device_memory import DeviceMemory
 from transports.memory import RemoteMemory
 from transports.operations import (
     Bytes,
+    Carry,
     Chain,
     CompareAndSwap,
     Fence,
@@ -99,7 +100,7 @@ async def _carry_out(operation: Operation, memory: RemoteMemory, wait: Waiter) -
             return await memory.fetch_and_add(offset, addend)
         case Pause():
             return await wait(operation)
-        case Load() | Peek() | Store() | Fence() | Pull():
+        case Load() | Peek() | Carry() | Store() | Fence() | Pull():
             raise AssertionError(f"a producer's program yielded {operation!r}, which acts on a region")
 
 
@@ -111,14 +112,21 @@ class RegionRun(Generic[_Result]):
     the region has then and what was pulled.
     """
 
-    __slots__ = ("_device", "_program", "finished", "result", "wants_fenced", "wants_pulled")
+    __slots__ = ("_fresh", "_program", "device", "finished", "result", "wants_fenced", "wants_pulled")
 
     result: _Result
     """What the program returned; set once ``finished``."""
 
-    def __init__(self, program: Program[_Result], device: DeviceMemory | None = None) -> None:
+    def __init__(
+        self,
+        program: Program[_Result],
+        device: DeviceMemory | None = None,
+        fresh: DeviceMemory | None = None,
+    ) -> None:
         self._program = program
-        self._device = device
+        self.device = device
+        """The device memory beside the region; behind a fence it may be other memory, as the view may."""
+        self._fresh = fresh
         self.finished = False
         self.wants_fenced: tuple[int, ...] = ()
         self.wants_pulled: Pull | None = None
@@ -137,8 +145,11 @@ class RegionRun(Generic[_Result]):
                     view[operation.offset : operation.offset + len(operation.data)] = operation.data
                     outcome = None
                 elif type(operation) is Peek:
-                    assert self._device is not None, "nothing lies apart from this region"
-                    outcome = self._device.peek(operation.offset, operation.length)
+                    assert self.device is not None, "nothing lies apart from this region"
+                    outcome = self.device.peek(operation.offset, operation.length)
+                elif type(operation) is Carry:
+                    self._carry(operation)
+                    outcome = None
                 elif type(operation) is Fence:
                     self.wants_fenced = operation.sessions
                     return
@@ -150,6 +161,11 @@ class RegionRun(Generic[_Result]):
         except StopIteration as stop:
             self.finished = True
             self.result = stop.value
+
+    def _carry(self, carry: Carry) -> None:
+        assert self.device is not None, "nothing lies apart from this region"
+        assert self._fresh is not None, "there is no memory to carry anything to"
+        self._fresh.put(carry.offset, (self.device.span(carry.offset, carry.length),))
 
 
 def run_on_region(program: Program[_Result], view: memoryview) -> _Result:

@@ -37,6 +37,7 @@ from transports.memory import (
     Accepted,
     Atomics,
     Capabilities,
+    Keeper,
     Listener,
     Options,
     Region,
@@ -132,6 +133,7 @@ class LocalListener(Listener):
         on_notify: Callable[[], None],
         on_session_lost: Callable[[int], None],
         device: DeviceMemory | None = None,
+        keeper: Keeper | None = None,
     ) -> Region:
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         if name in self._regions:

@@ -21,12 +21,12 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from attrs import field, frozen
 
 from transports.address import Address
-from transports.device_memory import Device, DeviceMemory
+from transports.device_memory import Device, DeviceError, DeviceMemory
 from transports.errors import DeviceUnreachable, ExportGone
 from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded, Put
 
@@ -92,6 +92,27 @@ It may wait, because an earlier session of the same producer has to be fenced fi
 is gone when the answer comes, ``on_session_lost`` follows for the session it names. Between the answer
 and the moment from which ``fence`` knows the session the transport must not suspend.
 """
+
+
+class Keeper(Protocol):
+    """The layer above, where device memory lies beside a region: it alone knows what of that is whole."""
+
+    def renew(self, view: memoryview) -> DeviceMemory:
+        """Other memory of the device, into which what is whole was taken over.
+
+        Called when the region is retired, while writes may go on landing in the device memory of before.
+
+        Args:
+            view: The region's new memory, a copy of the old one.
+
+        Raises:
+            DeviceError: There is no memory left, or the device fails.
+        """
+        ...
+
+    def failed(self, error: DeviceError) -> None:
+        """There is no other memory to be had: the region is closed."""
+        ...
 
 
 class RemoteMemory(ABC):
@@ -214,7 +235,8 @@ class Region(ABC):
         """Revoke these sessions; when it returns no write of theirs can land any more.
 
         Unknown or already closed sessions are no error. Where a session cannot be revoked alone, others
-        end too and are reported as lost.
+        end too and are reported as lost. Raises ``ChannelClosed`` if none can be revoked, since there is no
+        other memory of a device to be had; the region is closed then.
         """
 
     async def pull(self, session: int, key: bytes, into: memoryview) -> None:
@@ -256,13 +278,14 @@ class Listener(ABC):
         on_notify: Callable[[], None],
         on_session_lost: Callable[[int], None],
         device: DeviceMemory | None = None,
+        keeper: Keeper | None = None,
     ) -> Region:
         """Serve ``size_bytes`` of zeroed memory under ``name``.
 
         ``device`` is memory of a device beside it, into which producers may put. A transport takes it only if
-        adapters or the device itself write there, and only if it can revoke one session alone: a region that
-        is retired is copied while writes land, and nobody hashes what lies on a device. Raises
-        ``DeviceUnreachable`` otherwise.
+        adapters or the device itself write there. Where it cannot revoke one session alone it asks
+        ``keeper`` for other memory when the region is retired: what lies on a device has no hash, so a plain
+        copy of it would tell nothing. Raises ``DeviceUnreachable`` if it does not take it.
 
         ``on_notify`` runs on the event loop after a chain with ``notify`` landed; ``on_session_lost``
         when a session ended without a fence (its process died or closed it). Raises ``ValueError``

@@ -16,14 +16,16 @@ Put            post bytes into the peer's device memory     None, when posted
 Guarded        swap, and only if it took place the chain    the word found; ``EXPIRED`` if too late
 Load, Store    look at / change the *own* region            bytes-like, None
 Peek           copy bytes out of the own device memory      bytes-like
+Carry          take bytes over into other device memory     None, when they are there
 Fence          revoke sessions of the own region            None, when nothing of theirs can land
 Pull           fetch what a session of it has exported      bytes-like, None if it cannot be had
 Pause          wait for a change, or a moment with jitter   now, in seconds of a monotonic clock
 ============== ============================================ =====================================
 
 All words are unsigned 64-bit little-endian and 8-byte aligned. Offsets count from the start of the
-region; those of ``Put`` and ``Peek`` from the start of the device memory beside it. Writes of one session
-land in the order in which they were posted, and so do its puts; between a write and a put there is no order.
+region; those of ``Put``, ``Peek`` and ``Carry`` from the start of the device memory beside it. Writes of one
+session land in the order in which they were posted, and so do its puts; between a write and a put there is no
+order.
 """
 
 import enum
@@ -185,6 +187,14 @@ class Peek:
 
 
 @frozen
+class Carry:
+    """Copy ``length`` bytes at ``offset`` from device memory that is given up to what follows it."""
+
+    offset: int
+    length: int
+
+
+@frozen
 class Store:
     """Put ``data`` at ``offset`` of the own region; a word is stored in one piece."""
 
@@ -226,7 +236,19 @@ class Pause:
 
 
 Operation: TypeAlias = (
-    Read | CompareAndSwap | FetchAndAdd | Chain | Put | Guarded | Load | Peek | Store | Fence | Pull | Pause
+    Read
+    | CompareAndSwap
+    | FetchAndAdd
+    | Chain
+    | Put
+    | Guarded
+    | Load
+    | Peek
+    | Carry
+    | Store
+    | Fence
+    | Pull
+    | Pause
 )
 
 _Result = TypeVar("_Result")

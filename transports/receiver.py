@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, NoReturn
 
 from transports.address import Address
+from transports.apart import Apart
 from transports.background import Background
 from transports.deliveries import Delivery, Leniency, delivery_of
 from transports.device_memory import Device, DeviceError, DeviceMemory
@@ -63,7 +64,6 @@ class Receiver:
         fenced: "Counter[str] | None" = None,
         device: DeviceMemory | None = None,
     ) -> None:
-        self._device = device
         self.fenced: Counter[str] = Counter() if fenced is None else fenced
         """Sessions that were fenced, by the reason."""
         self._geometry = geometry
@@ -80,6 +80,7 @@ class Receiver:
             slowest_bytes_per_second=leniency.slowest_bytes_per_second,
             pulled_bytes_max=pulled_bytes_max,
         )
+        self._apart = None if device is None else Apart(device, self._consumer, self._fail)
         self._region: Region | None = None
         self._background = Background(self._fail)
         self._waiters: set[asyncio.Future[None]] = set()
@@ -112,7 +113,11 @@ class Receiver:
     @property
     def device(self) -> Device | None:
         """In whose memory the payload ring lies; None: in the host's."""
-        return None if self._device is None else self._device.device
+        return None if self._apart is None else self._apart.memory.device
+
+    @property
+    def _beside(self) -> DeviceMemory | None:
+        return None if self._apart is None else self._apart.memory
 
     @property
     def geometry(self) -> Geometry:
@@ -249,7 +254,8 @@ class Receiver:
                 accept=self._accept,
                 on_notify=self._notified,
                 on_session_lost=self._lost,
-                device=self._device,
+                device=self._beside,
+                keeper=self._apart,
             )
             run_on_region(self._consumer.initialise(), self._region.view)
 
@@ -286,7 +292,7 @@ class Receiver:
 
     def _poll(self) -> Delivery | None:
         """Look at the ring once; what takes longer goes on in the background and ends in ``_ready``."""
-        poll = RegionRun(self._consumer.poll(self._clock()), self._device)
+        poll = RegionRun(self._consumer.poll(self._clock()), self._beside)
         try:
             poll.advance(self._open_region().view)
         except HashElsewhere as large:
@@ -339,7 +345,8 @@ class Receiver:
                 await region.fence(poll.wants_fenced)
                 self.fenced[STALLED] += len(poll.wants_fenced)
             self._consumer.hashes_here = True
-            poll.advance(region.view, pulled)  # a fence may have put other memory in its place
+            poll.device = self._beside  # a fence may have put other memory in its place
+            poll.advance(region.view, pulled)
             self._consumer.hashes_here = False
             self._hold_for(poll)
             if not self._fencing:
@@ -374,7 +381,7 @@ class Receiver:
             return None
         region = self._open_region()
         region.nudge()
-        return delivery_of(held, region.view, self._device)
+        return delivery_of(held, region.view, self._beside)
 
     async def _wait(self) -> None:
         """Wait for a notification, or for the moment at which a sender's lease ends."""
@@ -430,8 +437,7 @@ class Receiver:
         self._loop.call_soon(self._deliver)
 
     def _fail(self, failure: BaseException) -> None:
-        if self._failure is None:
-            self._failure = failure
+        self._failure = self._failure or failure
         self._wake()
 
     def _check(self) -> None:

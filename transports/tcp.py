@@ -34,7 +34,7 @@ from transports.errors import (
     OperationTimeout,
     UnknownRegion,
 )
-from transports.memory import Accept, Listener, Options, Region, RemoteMemory, Transport
+from transports.memory import Accept, Keeper, Listener, Options, Region, RemoteMemory, Transport
 from transports.region_memory import RegionMemory, wanted_for
 from transports.shared_memory import Bypass, new_memory
 from transports.shm_lender import Lender
@@ -174,6 +174,7 @@ class TcpListener(Listener):
         on_notify: Callable[[], None],
         on_session_lost: Callable[[int], None],
         device: DeviceMemory | None = None,
+        keeper: Keeper | None = None,
     ) -> Region:
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         if name in self._regions:

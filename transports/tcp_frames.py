@@ -36,7 +36,8 @@ GONE       prod.
 WORD       owner   the word found    nudges
 DATA       owner                     nudges                   the bytes
 NUDGE      owner                     nudges
-ATTACHED   owner   memory's address  key length               16 B doorbell, key, worker's address;
+ATTACHED   owner   memory's address  key length    device     16 B doorbell, key, what is about a device
+                                                   length     (none: 0 B), worker's address;
                                                               or 16 B token, socket's name
 PULL       owner   export            offset        length
 ENDED      owner   reason's code                              reason (UTF-8)

@@ -6,6 +6,9 @@ into the owner's memory: shared memory between processes of a host, or RDMA. Whe
 session goes on over its connection alone; ``?require=one-sided`` (or ``shm``, ``rdma``) makes that
 an error, and ``RemoteMemory.capabilities.wire`` says what is in use.
 
+A region may have memory of a CUDA device beside it, if libucp handles such memory and a session's puts get
+there by themselves; otherwise the inbox, or the session, is refused.
+
 What it survives: whatever tcp survives, and a producer that goes on writing after its session has
 ended. What it does not: a member of the cluster that means harm. It can write anywhere in the
 regions that it has a session on.
@@ -13,18 +16,20 @@ regions that it has a session on.
 
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from transports._libucp import UcpError, UcpMissingError, load
 from transports.address import Address
-from transports.errors import ConnectFailed, ListenFailed, UnknownScheme
-from transports.memory import Listener, Options, RemoteMemory
+from transports.device_memory import DeviceError, DeviceMemory
+from transports.errors import ConnectFailed, DeviceUnreachable, ListenFailed, UnknownScheme
+from transports.memory import Accept, Keeper, Listener, Options, Region, RemoteMemory
 from transports.region_memory import RegionMemory
 from transports.tcp import TcpListener, TcpTransport
 from transports.tcp_producer import TcpMemory
 from transports.ucx_link import Requirement
-from transports.ucx_owner import UcxOwnerSession, UcxRegion, new_memory
+from transports.ucx_owner import LentMemory, UcxOwnerSession, UcxRegion, new_memory
 from transports.ucx_producer import UcxMemory
 from transports.ucx_worker import Role, Worker
 
@@ -95,6 +100,34 @@ class UcxListener(TcpListener):
         """By which producers make endpoints."""
         return self._worker.address
 
+    async def register(
+        self,
+        name: str,
+        size_bytes: int,
+        *,
+        accept: Accept,
+        on_notify: Callable[[], None],
+        on_session_lost: Callable[[int], None],
+        device: DeviceMemory | None = None,
+        keeper: Keeper | None = None,
+    ) -> Region:
+        """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
+        if device is not None and keeper is None:
+            raise ValueError(
+                "ucx retires regions: who gives it memory of a device has to say what is whole in it"
+            )
+        region = await super().register(
+            name,
+            size_bytes,
+            accept=accept,
+            on_notify=on_notify,
+            on_session_lost=on_session_lost,
+            device=device,
+        )
+        assert isinstance(region, UcxRegion)
+        region.keeper = keeper
+        return region
+
     async def close(self) -> None:
         """Close the port, every region and every connection."""
         await super().close()
@@ -107,6 +140,14 @@ class UcxListener(TcpListener):
 
     def _new_memory(self, size_bytes: int) -> RegionMemory:
         return new_memory(size_bytes)
+
+    def _memory_beside(self, size_bytes: int, device: DeviceMemory) -> RegionMemory:
+        try:
+            return LentMemory(size_bytes, device)
+        except (DeviceError, DeviceUnreachable, UcpError) as error:
+            raise DeviceUnreachable(
+                f"{self._address} cannot serve memory of {device.device.name}: {error}"
+            ) from error
 
     def _new_session(self, peer: str) -> UcxOwnerSession:
         return UcxOwnerSession(self, peer)

@@ -14,15 +14,28 @@ from typing import Final
 from attrs import evolve
 
 from transports import tcp_frames as frames
+from transports._libucp import UcpError
 from transports.address import Address
 from transports.beside_memory import BesideMemory
-from transports.errors import ConnectFailed, PeerLost, ProtocolError
+from transports.device_memory import Device, DeviceSpan
+from transports.errors import ConnectFailed, DeviceUnreachable, PeerLost, ProtocolError
 from transports.memory import Options
-from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded
+from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded, Put
 from transports.region_memory import check_span, check_word
 from transports.tcp_frames import Header, Kind
 from transports.tcp_wire import PENDING_BYTES_HIGH
-from transports.ucx_link import OFFER_BYTES_MAX, Link, Offer, Requirement, Wire, WireKind, open_link
+from transports.ucx_devices import type_of
+from transports.ucx_link import (
+    OFFER_BYTES_MAX,
+    Link,
+    Offer,
+    OfferBeside,
+    Requirement,
+    Wire,
+    WireKind,
+    open_link,
+)
+from transports.ucx_worker import Role
 
 _EXPECTS: Final[frames.Bounds] = {**frames.PRODUCER_EXPECTS_ANSWERS, Kind.ATTACHED: OFFER_BYTES_MAX}
 _PART_SECONDS: Final = 1.0
@@ -54,16 +67,22 @@ class UcxMemory(BesideMemory):
         try:
             self._attached = True
             self._send([frames.frame(Kind.ATTACH)])
-            wire, link = await open_link(await self._offer, self._wire_broke)
-            self._use(wire, link)
+            offer = await self._offer
+            wire, link = await open_link(offer, self._wire_broke)
+            self._use(wire, link, offer.beside)
             if (unmet := self._requirement.unmet(wire)) is not None:
                 raise ConnectFailed(f"{self._address}: {unmet}")
+            if offer.beside is not None and wire.kind is WireKind.TCP:
+                raise ConnectFailed(
+                    f"{self._address}: this inbox lies in a device's memory, and nothing gets there over"
+                    f" {wire}"
+                )
             said = str(wire).encode()
             await self._ask_word(lambda tag: [frames.frame(Kind.WIRE, tag=tag, body=len(said)) + said])
         except PeerLost as error:
             raise ConnectFailed(f"the session could not be opened: {error}") from error
 
-    def _use(self, wire: Wire, link: Link | None) -> None:
+    def _use(self, wire: Wire, link: Link | None, beside: OfferBeside | None) -> None:
         if self._ending.over() and link is not None:
             link.close()
             link = None
@@ -79,6 +98,12 @@ class UcxMemory(BesideMemory):
         self._capabilities = evolve(
             self._capabilities, one_sided=True, fences_sessions=False, guarded_bytes_max=guarded
         )
+        if beside is not None:
+            self._capabilities = evolve(
+                self._capabilities,
+                device_bytes=beside.size_bytes,
+                wire=f"{wire}, payload into a device",
+            )
 
     # Operations.
 
@@ -114,10 +139,39 @@ class UcxMemory(BesideMemory):
             await super().flush()
             self._guards -= guards
         self._ending.check()  # it may have ended since the last wait was over
-        number, length = next(self._numbers), sum([write.length for write in chain.writes])
+        number = self._takes_off(sum([write.length for write in chain.writes]))
+        self._link.write(chain, lambda: self._has_landed(number))
+
+    async def put(self, put: Put) -> None:
+        """Write into the device's memory; waits first while too much is under way."""
+        length = sum(map(len, put.buffers))
+        with self._in_bounds():
+            check_span(put.offset, length, self._capabilities.device_bytes)
+        await self._wait_for_room()
+        for buffer in put.buffers:
+            if isinstance(buffer, DeviceSpan):
+                self.reach(buffer.device)
+        self._ending.check()
+        assert self._link is not None
+        number = self._takes_off(length)
+        self._link.put(put, lambda: self._has_landed(number))
+
+    def reach(self, device: Device) -> None:
+        """Ask whether libucp handles memory of this device; nothing is registered beforehand."""
+        if self._ending.over():
+            return
+        if not self._capabilities.device_bytes:
+            super().reach(device)
+        try:
+            type_of(device, Role.PRODUCER)
+        except UcpError as error:
+            raise DeviceUnreachable(f"bytes on {device.name} cannot be sent over UCX: {error}") from error
+
+    def _takes_off(self, length: int) -> int:
+        number = next(self._numbers)
         deadline = self._loop.time() + self._options.operation_timeout_seconds
         self._flying[number] = (deadline + length / _SLOWEST_BYTES_PER_SECOND, length)
-        self._link.write(chain, lambda: self._has_landed(number))
+        return number
 
     async def guarded(self, guarded: Guarded) -> int | Expired:
         """Swap and, if it took place, the chain: both by the owner."""
@@ -210,4 +264,4 @@ class UcxMemory(BesideMemory):
         elif self._offer.done():
             raise ProtocolError("an offer that nobody has asked for")
         else:
-            self._offer.set_result(Offer.parse(header.a, header.b, body))
+            self._offer.set_result(Offer.parse(header.a, header.b, body, header.c))

@@ -25,7 +25,8 @@ import numpy as np
 from attrs import frozen
 
 from transports import _libucp as ucp
-from transports._libucp import UcpError, UcpStarvedError
+from transports._libucp import MemoryType, UcpError, UcpStarvedError
+from transports.device_memory import DeviceSpan
 from transports.free_descriptors import who_is_out_of_descriptors
 from transports.operations import Bytes
 
@@ -61,8 +62,8 @@ class Role(enum.IntFlag):
 
 
 @cache
-def _context(role: Role) -> int:
-    """One of each role for the process; made by the first worker or memory."""
+def context_of(role: Role) -> int:
+    """The context of a role, one for the process; made by the first worker or memory."""
     _check_descriptors()
     given = {name: value for name in SETTINGS if (value := os.environ.get(f"UCX_{name}"))}
     return ucp.load().context(SETTINGS | given, role)
@@ -81,7 +82,7 @@ class SharedMemory:
     """
 
     def __init__(self, size_bytes: int) -> None:
-        library, context = ucp.load(), _context(Role.OWNER)
+        library, context = ucp.load(), context_of(Role.OWNER)
         params = ucp.MemoryParams(
             field_mask=ucp.MEMORY_LENGTH | ucp.MEMORY_FLAGS, length=size_bytes, flags=ucp.MEMORY_ALLOCATE
         )
@@ -90,14 +91,15 @@ class SharedMemory:
         attributes = ucp.MemoryAttributes(field_mask=ucp.MEMORY_ADDRESS)
         library.call("mem_query", handle, byref(attributes))
         self.address: Final[int] = attributes.address
-        self.key: Final = _packed_key(library, context, handle)
+        self.key: Final = packed_key(library, context, handle)
         array = (c_ubyte * size_bytes).from_address(self.address)
         # Not at the interpreter's exit: views may be in use then, and the system takes it all anyway.
         weakref.finalize(array, library.function("mem_unmap"), context, handle).atexit = False
         self.view: Final = memoryview(array).cast("B")
 
 
-def _packed_key(library: ucp.Library, context: int, handle: c_void_p) -> bytes:
+def packed_key(library: ucp.Library, context: int, handle: c_void_p) -> bytes:
+    """The key by which peers write to mapped memory."""
     buffer, length = c_void_p(), c_size_t()
     library.call("rkey_pack", context, handle, byref(buffer), byref(length))
     key = ctypes.string_at(buffer, length.value)
@@ -129,7 +131,7 @@ class Worker:
         self._library = library = ucp.load()
         self._loop = asyncio.get_running_loop()
         params, handle, descriptor = ucp.WorkerParams(field_mask=0), c_void_p(), c_int()
-        library.call("worker_create", _context(role), byref(params), byref(handle))
+        library.call("worker_create", context_of(role), byref(params), byref(handle))
         assert handle.value is not None
         self.handle: Final[int] = handle.value
         self._progress = library.function("worker_progress")
@@ -292,7 +294,7 @@ class Endpoint:
         self._library = ucp.load()
         self._on_failure = on_failure
         self._failure: UcpError | None = None
-        self._key: c_void_p | None = None
+        self._keys: list[c_void_p] = []
         self._closed = False
 
     def fail(self, error: UcpError) -> None:
@@ -301,16 +303,17 @@ class Endpoint:
             self._failure = error
             asyncio.get_running_loop().call_soon(self._on_failure, error)
 
-    def unpack(self, key: bytes) -> None:
-        """Take the key to the peer's memory; the endpoint must be connected."""
+    def unpack(self, key: bytes) -> c_void_p:
+        """Take a key to memory of the peer's, for ``put``; the endpoint must be connected."""
         self._check()
         handle = c_void_p()
         self._library.call("ep_rkey_unpack", self.handle, key, byref(handle))
-        self._key = handle
+        self._keys.append(handle)
+        return handle
 
-    def is_mapped(self, address: int) -> bool:
+    def is_mapped(self, address: int, key: c_void_p) -> bool:
         """The peer's memory at ``address`` is mapped into this process."""
-        return bool(self._library.function("rkey_ptr")(self._key, address, byref(c_void_p())) == ucp.OK)
+        return bool(self._library.function("rkey_ptr")(key, address, byref(c_void_p())) == ucp.OK)
 
     def lanes(self) -> tuple[str, ...]:
         """The wires of this endpoint as ``transport/device``; none where libucp does not name them (1.13)."""
@@ -321,14 +324,26 @@ class Endpoint:
         found = entries[: attributes.lanes.count]
         return tuple(f"{lane.transport.decode()}/{lane.device.decode()}" for lane in found if lane.transport)
 
-    def put(self, data: Bytes, address: int, done: Callable[[int], None]) -> None:
+    def put(self, data: Bytes, address: int, key: c_void_p, done: Callable[[int], None]) -> None:
         """Write ``data`` to the peer's memory; ``done`` is told only of what is not complete at once."""
         self._check()
         array = np.frombuffer(data, np.uint8)
         place = array.ctypes.data
         self._worker.submit(
-            "put_nbx", self.handle, place, len(array), address, self._key, _PLAIN, keep=array, done=done
+            "put_nbx", self.handle, place, len(array), address, key, _PLAIN, keep=array, done=done
         )
+
+    def put_span(
+        self, span: DeviceSpan, kind: MemoryType, address: int, key: c_void_p, done: Callable[[int], None]
+    ) -> None:
+        """The same of bytes on a device, whose memory is of this type."""
+        self._check()
+        params = byref(ucp.OperationParams(field_mask=ucp.OPERATION_MEMORY_TYPE, memory_type=kind))
+        place = span.address
+        with span.device.current():
+            self._worker.submit(
+                "put_nbx", self.handle, place, len(span), address, key, params, keep=span, done=done
+            )
 
     def fence(self) -> None:
         """What is put from now on lands behind what was put before."""
@@ -353,8 +368,8 @@ class Endpoint:
         self._worker.forget(self)
         if self._worker.closed:
             return
-        if self._key is not None:
-            self._library.function("rkey_destroy")(self._key)
+        for key in self._keys:
+            self._library.function("rkey_destroy")(key)
         self._worker.submit("ep_close_nbx", self.handle, _FORCED)
 
     def _check(self) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from onepiece.cli import main as cli
 from onepiece.cli.doctor import text_of
-from transports import _libucp, _pyverbs, cuda, diagnosis
+from transports import _libucp, _pyverbs, cuda, diagnosis, ucx_devices
+from transports._libucp import MemoryType
 from transports.cuda import Gpu
 from transports.device_memory import DeviceError
 from transports.diagnosis import Finding, State, diagnose
@@ -170,6 +171,40 @@ def test_gpus_say_how_adapters_reach_them(
     assert fix in text_of(finding)
 
 
+@pytest.mark.parametrize(
+    ("types", "has_driver", "state", "text"),
+    [
+        ({MemoryType.HOST}, False, State.THERE, "memory of: host"),
+        ({MemoryType.HOST, MemoryType.CUDA}, True, State.THERE, "memory of: host, cuda"),
+        ({MemoryType.HOST}, True, State.MISSING, "memory of: host; not of this machine's GPUs"),
+    ],
+)
+def test_ucx_says_what_memory_it_handles(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    types: set[MemoryType],
+    has_driver: bool,
+    state: State,
+    text: str,
+) -> None:
+    """The types of memory are listed; where there is a GPU that they leave out, so is what would help."""
+    if has_driver:
+        _pretend_driver(tmp_path)
+    monkeypatch.setattr(ucx_devices, "memory_types", lambda _: frozenset(types))
+    finding = by_subject(tmp_path)["UCX's memory types"]
+    assert finding.state is state
+    assert finding.text.endswith(text)
+    assert ("libucp with its module for CUDA" in finding.fix) is (state is State.MISSING)
+
+
+def test_without_a_libucp_nothing_is_said_of_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That there is no libucp is said once."""
+    monkeypatch.setattr(ucx_devices, "memory_types", _no_libucp)
+    assert "UCX's memory types" not in by_subject(tmp_path)
+
+
 def test_a_driver_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel module without the library, or without devices, is told from a machine without a driver."""
     _pretend_driver(tmp_path)
@@ -186,6 +221,10 @@ def _pretend_driver(root: Path) -> None:
 
 def _no_cuda() -> object:
     raise DeviceError("no libcuda.so.1")
+
+
+def _no_libucp(_: object) -> object:
+    raise _libucp.UcpMissingError("no libucp")
 
 
 def _no_pyverbs() -> object:

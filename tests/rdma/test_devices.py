@@ -50,7 +50,7 @@ class HostBackedDevice(FakeDevice):
         """Adapters take its addresses as they are."""
 
     def _find(self, address: int, length: int) -> tuple[memoryview, int]:  # type: ignore[override]  # as good
-        for start, memory in self._maps.items():
+        for start, memory in self._maps.copy().items():  # the garbage collector gives memory back at any time
             if start <= address <= address + length <= start + len(memory):
                 return memoryview(memory), address - start
         raise DeviceError(f"{self.name} has no {length} bytes at {address:#x}")

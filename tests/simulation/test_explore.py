@@ -10,7 +10,7 @@ from simulations.ring_consumer import BlindConsumer, ModelConsumer
 from simulations.ring_model import RingModel
 from simulations.ring_mutants import MUTANTS, Mutant
 from simulations.ring_producer import ModelProducer
-from simulations.ring_state import Setting
+from simulations.ring_state import Setting, Violation
 from simulations.ring_words import trace_in_words
 from transports.operations import Program
 from transports.ring.layout import Slot
@@ -29,6 +29,7 @@ SMALL = [
     Setting(((0,),), damages=1, crashes=1, hashes=True, producer=ModelProducer, consumer=ModelConsumer),
     Setting(((1,),), cuts=1, retires=True, hashes=True, producer=ModelProducer, consumer=ModelConsumer),
     Setting(((1,),), damages=1, crashes=1, hashes=True, producer=ModelProducer, consumer=ModelConsumer),
+    Setting(((1,),), cuts=1, retires=True, apart=True),
 ]
 
 
@@ -52,6 +53,24 @@ def test_every_mutant_is_found(mutant: Mutant) -> None:
     words = trace_in_words(model, finding)
     assert len(words) == len(finding.trace) + 1
     assert "is broken" in words[-1]
+
+
+def test_what_is_sealed_is_taken_over() -> None:
+    """The model retires rings that lie apart with the message in the copy, and without it; never its half."""
+    model = RingModel(Setting(((1,),), cuts=1, retires=True, apart=True))
+    known = {model.initial()}
+    waiting, seen = list(known), set()
+    while waiting:
+        for label, after in model.moves(waiting.pop()):
+            assert not isinstance(after, Violation)
+            if label[0] == "cut":
+                memory = model.memories.values[after[0]]
+                granules = memory[model.cells.first_granule : model.cells.first_export]
+                seen.add(tuple(number != 0 for number in granules))
+            if after not in known:
+                known.add(after)
+                waiting.append(after)
+    assert seen == {(False, False, False), (True, True, False)}
 
 
 def test_mutants_are_the_ones_that_the_specification_names() -> None:

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,20 @@ async def test_device_inboxes(check: Check, driver: FakeDriver) -> None:
     assert not driver.memory, "all memory is given back"
     assert driver.stack == [], "the thread has the context that it had"
     assert {*driver.flushes} <= {(0, 100)}
+
+
+def test_other_libraries_act_on_the_device(driver: FakeDriver) -> None:
+    """Within ``current`` a thread has the device's context, and then that of before, also after errors."""
+    first, second = cuda.cuda_device(0), cuda.cuda_device(1)
+    with first.current():
+        before = list(driver.stack)
+        with suppress(KeyError), second.current():
+            assert driver.stack[:-1] == before
+            assert driver.stack[-1] != before[-1]
+            raise KeyError
+        assert driver.stack == before
+    assert driver.stack == []
+    assert first.kind == "cuda"
 
 
 async def test_an_inbox_by_name(driver: FakeDriver) -> None:

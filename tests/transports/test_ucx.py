@@ -451,8 +451,8 @@ async def test_emulated_writes_find_nobody() -> None:
         link = memory._link
         assert link is not None
         # A key begins with the map of the wires that reach the memory; with none left, writes are emulated.
-        link._endpoint.unpack(bytes(8) + link._offer.key[8:])
-        link._endpoint.put(b"now mine!", ctypes.addressof(target), lambda _: None)
+        key = link._endpoint.unpack(bytes(8) + link._offer.key[8:])
+        link._endpoint.put(b"now mine!", ctypes.addressof(target), key, lambda _: None)
         link._worker.pump()
         link._endpoint.ring(link._offer.doorbell)
         await until(lambda: stage.diary.notified == 1, "the doorbell behind the write")

@@ -44,7 +44,7 @@ from typing import Final
 
 from attrs import define, frozen
 
-from transports.operations import WORD_BYTES, Bytes, Fence, Load, Peek, Program, Pull, Store
+from transports.operations import WORD_BYTES, Bytes, Carry, Fence, Load, Peek, Program, Pull, Store
 from transports.ring.layout import (
     EMPTY_WORD,
     GENERATION_MAX,
@@ -65,6 +65,7 @@ from transports.ring.layout import (
 )
 from transports.ring.offers import Offer
 from transports.ring.recovery import Boundary, find_boundary, suspects
+from transports.ring.retirement import carry_over
 from transports.ring.sessions import Identity, SessionTable
 
 
@@ -194,7 +195,7 @@ class Consumer:
         """A session has ended and nothing of it can land any more; unknown ones are no error."""
         self._table.close(session)
 
-    # Programs.
+    # Programs; ``carry_over`` changes no books either, and may run wherever those above may be used.
 
     def initialise(self) -> Program[None]:
         """Write the identity line into zeroed memory, before any producer may connect."""
@@ -249,6 +250,16 @@ class Consumer:
             self._pulled_bytes -= delivery.length
         yield from self._give_back(delivery.sequence, passed)
 
+    def carry_over(self) -> Program[None]:
+        """Take over into other device memory, zeroed, what is whole in the old one; see ``retirement``."""
+        tail = yield from self._load_tail()
+        cursor = self._cursor >> GRANULE_BITS
+        yield from carry_over(self.geometry, cursor, tail, self._read_slot, self._carry)
+
+    def _carry(self, slot: Slot, start: int) -> Program[None]:
+        if (yield from self._has_seal(slot, start)):
+            yield Carry(self.geometry.payload_offset(start), self.geometry.sealed_bytes(slot.length))
+
     # One slot.
 
     def _read_slot(self, image: Bytes, sequence: int) -> Slot | None:
@@ -278,16 +289,17 @@ class Consumer:
         head = bytes((yield Load(offset, slot.head_length)) if slot.head_length else b"")
         if self._hash_payload((head,)) != slot.payload_hash:
             return head, False
-        is_sealed = yield from self._is_sealed(slot, start)
-        return head, is_sealed
+        return head, (yield from self._is_sealed(slot, start))
 
     def _is_sealed(self, slot: Slot, start: int) -> Program[bool]:
         """Whether the payload has landed in the ring that lies apart."""
-        if not slot.length:
-            return True
+        is_sealed = not slot.length or (yield from self._has_seal(slot, start))
+        self.waits_for_seal = not is_sealed
+        return is_sealed
+
+    def _has_seal(self, slot: Slot, start: int) -> Program[bool]:
         seal = yield Peek(self.geometry.seal_offset(start, slot.length), WORD_BYTES)
-        self.waits_for_seal = bytes(seal) != WORD.pack(slot.commit)
-        return not self.waits_for_seal
+        return bytes(seal) == WORD.pack(slot.commit)
 
     def _pass(
         self, slot: Slot, sequence: int, offset: int, end: int, head: bytes
@@ -298,18 +310,7 @@ class Consumer:
         if slot.pull or not self._is_expected(slot, identity):
             yield from self._give_back(sequence, passed)
             return None
-        delivery = Delivery(
-            sequence,
-            slot.session,
-            identity.name,
-            slot.number,
-            slot.kind,
-            slot.flags,
-            offset,
-            slot.length,
-            None,
-            head,
-        )
+        delivery = _delivery_of(slot, sequence, identity, offset, slot.length, head=head)
         yield from self._hand_over(delivery, identity, passed)
         return delivery
 
@@ -334,17 +335,7 @@ class Consumer:
             yield from self._give_back(sequence, passed)
             return None
         identity = self._table.sessions[slot.session].identity
-        delivery = Delivery(
-            sequence,
-            slot.session,
-            identity.name,
-            slot.number,
-            slot.kind,
-            slot.flags,
-            0,
-            len(content),
-            content,
-        )
+        delivery = _delivery_of(slot, sequence, identity, 0, len(content), content)
         self._pulled_bytes += delivery.length
         yield from self._hand_over(delivery, identity, passed)
         return delivery
@@ -430,8 +421,7 @@ class Consumer:
         return True
 
     def _load_tail(self) -> Program[int]:
-        image = yield Load(TAIL_OFFSET, WORD_BYTES)
-        return int.from_bytes(image, "little")
+        return int.from_bytes((yield Load(TAIL_OFFSET, WORD_BYTES)), "little")
 
     def _tolerated_seconds(self, tail: int) -> float:
         """How long what is reserved now may take on the slowest wire."""
@@ -443,12 +433,10 @@ class Consumer:
         if slot is not None:
             _, end = self.geometry.place(self._cursor & GRANULE_MASK, slot.length)
             return Boundary(slot.session, (sequence + 1) % self.geometry.sequence_modulus, end)
-        boundary = yield from find_boundary(self.geometry, sequence, tail, self._read_slot)
-        return boundary
+        return (yield from find_boundary(self.geometry, sequence, tail, self._read_slot))
 
     def _suspects(self, boundary: Boundary) -> tuple[int, ...]:
-        sequence = self._cursor >> GRANULE_BITS
-        return suspects(self.geometry, sequence, boundary, self._table.open_numbers())
+        return suspects(self.geometry, self._cursor >> GRANULE_BITS, boundary, self._table.open_numbers())
 
     def _fence(self, suspected: tuple[int, ...]) -> Program[None]:
         yield Fence(suspected)
@@ -465,8 +453,7 @@ class Consumer:
             return False
         start, _ = self.geometry.place(cursor & GRANULE_MASK, slot.length)
         if self.geometry.is_apart:
-            _, is_whole = yield from self._whole_apart(slot, sequence, start)
-            return is_whole
+            return (yield from self._whole_apart(slot, sequence, start))[1]
         offset = self.geometry.payload_offset(start)
         payload = (yield Load(offset, slot.length)) if slot.length else b""
         return self._hash_payload((payload,)) == slot.payload_hash
@@ -496,3 +483,16 @@ class Consumer:
 
     def _hash_payload(self, payload: Sequence[Bytes]) -> int:
         return hash_payload(payload)
+
+
+def _delivery_of(
+    slot: Slot,
+    sequence: int,
+    identity: Identity,
+    offset: int,
+    length: int,
+    content: Bytes | None = None,
+    head: bytes = b"",
+) -> Delivery:
+    whose = (sequence, slot.session, identity.name, slot.number, slot.kind, slot.flags)
+    return Delivery(*whose, offset, length, content, head)

@@ -268,6 +268,10 @@ class Geometry:
         """Where the seal of a payload of ``length`` bytes stands that starts at ``granule``; apart."""
         return self.payload_offset(granule) + (length + GRANULE_BYTES - 1) // GRANULE_BYTES * GRANULE_BYTES
 
+    def sealed_bytes(self, length: int) -> int:
+        """How many bytes a payload of ``length`` takes with its seal; apart."""
+        return self.seal_offset(0, length) + GRANULE_BYTES
+
     def place(self, end: int, length: int) -> tuple[int, int]:
         """Start and end of a message of ``length`` bytes that is reserved behind ``end``.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from transports.address import Address
 from transports.channel import open_receiver
 from transports.device_memory import DeviceMemory
-from transports.memory import Accept, Listener, Options, Region
+from transports.memory import Accept, Keeper, Listener, Options, Region
 from transports.registry import transport_for
 from transports.ring import Geometry
 
@@ -103,6 +103,7 @@ class SteppingListener(Listener):
         on_notify: Callable[[], None],
         on_session_lost: Callable[[int], None],
         device: DeviceMemory | None = None,
+        keeper: Keeper | None = None,
     ) -> Region:
         """Serve memory under ``name``."""
         region = await self._inner.register(
@@ -112,6 +113,7 @@ class SteppingListener(Listener):
             on_notify=on_notify,
             on_session_lost=on_session_lost,
             device=device,
+            keeper=keeper,
         )
         return SteppingRegion(region, self._trap)
 

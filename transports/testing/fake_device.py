@@ -86,7 +86,10 @@ class FakeDevice(Device):
         memory[at : at + len(data)] = data
 
     def _find(self, address: int, length: int) -> tuple[bytearray, int]:
-        for start, memory in self._memory.items():
+        for (
+            start,
+            memory,
+        ) in self._memory.copy().items():  # the garbage collector gives memory back at any time
             if start <= address <= address + length <= start + len(memory):
                 return memory, address - start
         raise DeviceError(f"{self.name} has no {length} bytes at {address:#x}")
