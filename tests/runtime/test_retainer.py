@@ -12,6 +12,7 @@ from onepiece.codec import pack
 from onepiece.core.retention import OutputKey, RetentionTable
 from onepiece.errors import StoreFull
 from onepiece.messages import StageInput
+from onepiece.runtime.device_messages import copied_to_host
 from onepiece.runtime.result_targets import StageTarget, Target
 from onepiece.runtime.retainer import CIRCLE_SECONDS, CirclePatience, Output, Retainer
 from onepiece.store import PutOutcome, ResultStore, StoreOptions
@@ -55,7 +56,7 @@ async def bytes_of(held: Retainer, key: OutputKey) -> bytes | None:
     if output is None:
         return None
     assert output.target == target(key.uid)
-    return b"".join(output.parts)
+    return b"".join(copied_to_host(output.parts))
 
 
 async def test_an_output_is_held_until_it_is_released() -> None:

@@ -1,0 +1,74 @@
+"""Room of an inbox in a device's memory: given back when nobody refers to its message any more.
+
+A stage is handed tensors that lie in the inbox itself. Each keeps its message's room, also when the stage
+has ended: as its output, which may be the same memory, or in a state of the stage's own. When the last one is
+gone the device may still compute with what was there, since work is only *given* to it. So the room is given
+back once the device has done all that it had been given by then.
+
+    leased --last tensor gone, in any thread--> left --the device is done--> given back
+"""
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Callable
+
+from attrs import define, field
+
+from transports import Delivery, DeviceSpan, Receiver
+
+
+class _Room:
+    """Is kept by whatever lies in it."""
+
+
+@define(eq=False)
+class InboxRooms:
+    """The messages of one inbox on a device whose memory is in use.
+
+    Args:
+        inbox: The inbox.
+        on_change: Called when room was given back.
+    """
+
+    inbox: Receiver
+    on_change: Callable[[], None]
+    leased: int = 0
+    """How many there are."""
+    _left: list[Delivery] = field(factory=list)
+    _wake: asyncio.Event = field(factory=asyncio.Event)
+    _loop: asyncio.AbstractEventLoop = field(factory=asyncio.get_running_loop)
+
+    def lease(self, delivery: Delivery) -> DeviceSpan:
+        """The message's payload; its room is given back behind the last that refers to any of it."""
+        assert delivery.on_device is not None
+        room = _Room()
+        self.leased += 1
+        weakref.finalize(room, self._leave, delivery).atexit = False
+        return delivery.on_device.kept_by(room)
+
+    def _leave(self, delivery: Delivery) -> None:
+        """Nobody refers to it; called in whatever thread found that out."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the inbox with it
+            self._loop.call_soon_threadsafe(self._note, delivery)
+
+    def _note(self, delivery: Delivery) -> None:
+        self._left.append(delivery)
+        self._wake.set()
+
+    async def serve(self) -> None:
+        """Give room back until cancelled.
+
+        Raises ``DeviceError`` (of transports) if the device fails: nobody knows then when it is done.
+        """
+        device = self.inbox.device
+        assert device is not None, "an inbox in the host's memory gives its room back at once"
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            left, self._left = self._left, []
+            await asyncio.to_thread(device.wait, None)
+            for delivery in left:
+                self.inbox.release(delivery)
+            self.leased -= len(left)
+            self.on_change()
