@@ -230,9 +230,9 @@ def stage(
             runs the function with the same inputs (``ctx.rank``, ``ctx.world_size``, ``ctx.group``).
         merge: A function that makes the result of the list of what the ranks returned, in the order of
             the ranks, whichever was first; it runs in rank 0. Without one the result is rank 0's.
-        setup: An async generator function ``(context)`` that loads, yields the state, unloads; for each instance.
-        prefetch: A plain function ``()`` that returns the paths of what ``setup`` will read, and may block, to
-            download it. Where an instance is to take another one's place, they are read while that one serves.
+        setup: An async generator function ``(context)``: loads, yields the state, unloads; for each instance.
+        prefetch: A plain function ``()`` that returns the paths of what ``setup`` will read, and may block.
+            Where an instance is to take another one's place, they are read while that one still serves.
         timeout: Seconds that one call may take; None leaves it to the request's deadline.
         instances: How many are wanted when nothing is known of the demand yet.
         isolation: ``"thread"`` runs the coroutine on a thread of the device's own, where it may block;
@@ -240,8 +240,8 @@ def stage(
             instance's own, which imports the stage's module itself: it may crash there, and the node lives.
         concurrency: How many calls one instance may be working on at a time.
         checkpoint: Keep what it returns on store nodes, so that the request goes on whatever nodes die.
-        inbox: ``"device"``: inputs arrive in the memory of the instance's GPU, and tensors among them are handed
-            over as they lie there. What the function keeps of them beyond the call, it clones.
+        inbox: ``"device"``: inputs arrive in the memory of the instance's GPU, and tensors among them are
+            handed over as they lie there. What the function keeps of them beyond the call, it clones.
         name: The stage's name in graphs and logs; the function's if not given.
 
     Raises:

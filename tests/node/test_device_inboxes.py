@@ -76,9 +76,8 @@ async def gpu_set(
 
     def options_of(name: str, roles: frozenset[str], **more: Any) -> NodeOptions:
         listen = Address.parse(f"local://gpus-{house}-{name}")
-        return NodeOptions(
-            name=name, roles=roles, state_dir=directory / name, **{"listen": listen, **more, **settings}
-        )
+        given = {"listen": listen, **more, **settings}
+        return NodeOptions(name=name, roles=roles, state_dir=directory / name, **given)
 
     async with AsyncExitStack() as stack:
         seed_options = options_of(
@@ -116,7 +115,7 @@ async def ready(a_set: GpuSet) -> None:
 async def test_a_tensor_stays_on_the_device(
     workflow: str, copies: list[int], driver: CountingDriver, tmp_path: Path
 ) -> None:
-    """From stage to stage it comes bit for bit, into the inbox itself; the host has the retained copy alone."""
+    """It comes from stage to stage bit for bit, into the inbox itself; the host has what is retained."""
     async with gpu_set(workflow, tmp_path, workers=3) as a_set:
         await ready(a_set)
         wanted = gpu_stages.seen(gpu_stages.pixels(7, LENGTH))

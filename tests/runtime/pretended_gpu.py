@@ -4,6 +4,7 @@ What a node does with them it does through the project's own device: names, cont
 torch could do is done here: an array over a span, its bytes, a copy on the device.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -31,6 +32,16 @@ class CountingDriver(FakeDriver):
         super().__init__(memory_bytes=1 << 30)
         self.copied_to_host: list[int] = []
         """The length of each copy."""
+        self.is_done = threading.Event()
+        """The device has done all that it was given; while this is not set, whoever waits for that does."""
+        self.is_done.set()
+        self.is_awaited = threading.Event()
+        """Somebody has begun to wait."""
+
+    def _cuCtxSynchronize(self) -> int:  # noqa: N802 - named as the driver's
+        self.is_awaited.set()
+        self.is_done.wait()
+        return super()._cuCtxSynchronize()
 
     def _cuMemcpyDtoHAsync(self, to: int, source: int, count: int, stream: int | None) -> int:  # noqa: N802 - the driver's
         if count >= _PIECE_BYTES:
