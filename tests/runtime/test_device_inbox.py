@@ -7,16 +7,23 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 
 from onepiece import Gpu, StageContext, Tensor, at_most_once, stage, workflow
 from onepiece.core.inventory import ActorState
+from onepiece.core.routing import ActorRoute
 from onepiece.errors import DefinitionError
+from onepiece.graph import INPUTS, InboxMemory
 from onepiece.limits import INBOX_HEAD_BYTES
+from onepiece.messages import StageInput
+from onepiece.runtime.counts import PEER_LOST
+from onepiece.runtime.device_messages import lies_in_host
+from onepiece.runtime.result_deliver import Letter, ResultDeliver
+from onepiece.runtime.result_targets import StageTarget
 from tests.runtime.actor_rig import ActorRig, actor_rig
 from tests.runtime.pretended_gpu import CountingDriver, GpuArray, pretended_gpu
 from tests.runtime.rig import until
-from transports import Receiver
+from transports import Geometry, Receiver
 
 INBOX_BYTES = 1 << 16
 LENGTH = 20_000
@@ -196,6 +203,28 @@ async def test_what_is_too_long_for_the_inbox_is_refused(driver: CountingDriver)
             await rigged.submit("a", image=GpuArray.of(bytes(INBOX_BYTES)))
         assert type(caught.value).__name__ == "PayloadTooLarge"
         del caught
+
+
+@pytest.mark.parametrize("head_bytes", [0, 4096], ids=["host", "device"])
+async def test_what_was_not_taken_is_sent_elsewhere(head_bytes: int, driver: CountingDriver) -> None:
+    """An inbox closes with a message from a device in it: another actor gets it from there once more."""
+    async with actor_rig(looking, device="cuda:0", inbox_bytes=INBOX_BYTES) as rigged:
+        env, graph = rigged.env, rigged.workflow.graph
+        header = StageInput("a", graph.name, "look", INPUTS, env.control_address, 0.0, None, 0.0)
+        target = StageTarget(header, rigged.actor.stage.key, {"image": ()}, inbox=InboxMemory.DEVICE)
+        here = ActorRoute(1, target.stage, "node-1", 1, ("cuda:0",), rigged.actor.address, ActorState.READY)
+        memory = "cuda:0" if head_bytes else "host"
+        geometry = Geometry(64, INBOX_BYTES, 64, head_bytes)
+        async with env.inboxes.open("actor/2", geometry, memory=memory):
+            gone = evolve(here, actor_id=2, address=str(env.address.region("actor/2")))
+            env.routes.update(evolve(env.routes.table, actors=(gone,)), env.routes.graphs, {})
+            parts = target.pack(picture(1)).parts
+            assert not lies_in_host(parts)
+            assert await ResultDeliver(env).send(Letter(target, parts)) == "node-1.1"
+            env.routes.update(evolve(env.routes.table, actors=(here,)), env.routes.graphs, {})
+        assert await rigged.outcome("a") == said(1)
+        assert env.counts.resent[target.stage, PEER_LOST] == 1
+        assert driver.copied_to_host == ([] if head_bytes else [LENGTH])
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def on_device(device: FakeDevice, content: bytes) -> PackedAnywhere:
 
 
 async def test_what_lies_on_a_device_is_brought_to_the_host() -> None:
-    """It counts from the beginning, may be sent before, and the device has its memory back once it is copied."""
+    """It counts from the beginning and may be sent before; then the device has its memory back."""
     device = FakeDevice()
     async with retainer(None) as (held, _):
         for number in range(3):
