@@ -6,6 +6,9 @@ gone the device may still compute with what was there, since work is only *given
 back once the device has done all that it had been given by then.
 
     leased --last tensor gone, in any thread--> left --the device is done--> given back
+
+A stage that keeps what it should have cloned holds up whoever sends to it, once the ring has come round to
+it. That is told in the log when nothing else can be the reason.
 """
 
 import asyncio
@@ -15,6 +18,8 @@ from collections.abc import Callable
 
 from attrs import define, field
 
+from onepiece.limits import LEASED_IDLE_SECONDS
+from onepiece.log import get_logger
 from transports import Delivery, DeviceSpan, Receiver
 
 
@@ -28,13 +33,18 @@ class InboxRooms:
 
     Args:
         inbox: The inbox.
+        stage: Whose it is.
+        is_idle: Whether the stage has nothing in hand: what is leased then, it keeps.
         on_change: Called when room was given back.
     """
 
     inbox: Receiver
+    stage: str
+    is_idle: Callable[[], bool]
     on_change: Callable[[], None]
     leased: int = 0
     """How many there are."""
+    _has_told: bool = False
     _left: list[Delivery] = field(factory=list)
     _wake: asyncio.Event = field(factory=asyncio.Event)
     _loop: asyncio.AbstractEventLoop = field(factory=asyncio.get_running_loop)
@@ -64,11 +74,32 @@ class InboxRooms:
         device = self.inbox.device
         assert device is not None, "an inbox in the host's memory gives its room back at once"
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            await self._woken()
             left, self._left = self._left, []
             await asyncio.to_thread(device.wait, None)
             for delivery in left:
                 self.inbox.release(delivery)
             self.leased -= len(left)
             self.on_change()
+
+    async def _woken(self) -> None:
+        """Wait until there is room to be given back; look now and then who keeps the rest."""
+        while True:
+            try:
+                async with asyncio.timeout(None if self._has_told else LEASED_IDLE_SECONDS):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._tell_if_kept()
+            else:
+                self._wake.clear()
+                return
+
+    def _tell_if_kept(self) -> None:
+        if self.leased and self.is_idle():
+            self._has_told = True
+            get_logger().warning(
+                "stage_keeps_inputs",
+                stage=self.stage,
+                messages=self.leased,
+                hint="they hold up the inbox on its GPU; let it keep clones of what it needs beyond a call",
+            )

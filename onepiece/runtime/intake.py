@@ -102,9 +102,10 @@ class Intake:
         assert self._tasks is not None
         self._tasks.create_task(self._take_later(held), name=f"take {held.header.uid}/{held.header.node}")
 
-    def use_rooms(self, inbox: Receiver) -> InboxRooms | None:
+    def use_rooms(self, inbox: Receiver, is_idle: Callable[[], bool]) -> InboxRooms | None:
         """Where the inbox is in a device's memory: what gives its room back, which the caller runs."""
-        self.rooms = None if inbox.device is None else InboxRooms(inbox, self.work.notify)
+        if inbox.device is not None:
+            self.rooms = InboxRooms(inbox, self.stage, is_idle, self.work.notify)
         return self.rooms
 
     @property

@@ -171,7 +171,7 @@ class StageActor:
 
     async def _serve(self, inbox: Receiver, tasks: asyncio.TaskGroup) -> None:
         deliver = ResultDeliver(self.env)
-        rooms = self._intake.use_rooms(inbox)
+        rooms = self._intake.use_rooms(inbox, lambda: self.is_idle)
         workers = [
             *([] if rooms is None else [tasks.create_task(rooms.serve())]),
             tasks.create_task(self._intake.take_from(inbox, tasks)),

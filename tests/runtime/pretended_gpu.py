@@ -134,5 +134,6 @@ _TORCH: Final[dict[str, Any]] = {
     "from_buffer": _from_buffer,
     "cuda_use": lambda index: (0, 0),
     "cuda_forget": lambda index: None,
+    "cuda_name": lambda index: "a pretended GPU",
 }
 """What ``onepiece._torch`` asks of torch."""

@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 from attrs import define, evolve, field
+from structlog.testing import capture_logs
 
 from onepiece import Gpu, StageContext, Tensor, at_most_once, stage, workflow
-from onepiece.core.inventory import ActorState
+from onepiece.core.inventory import ActorState, Device, DeviceKind
 from onepiece.core.routing import ActorRoute
 from onepiece.errors import DefinitionError
 from onepiece.graph import INPUTS, InboxMemory
 from onepiece.limits import INBOX_HEAD_BYTES
 from onepiece.messages import StageInput
+from onepiece.runtime import inbox_rooms
 from onepiece.runtime.counts import PEER_LOST
 from onepiece.runtime.device_messages import lies_in_host
+from onepiece.runtime.profiling import ProfileOptions, profile_workflow
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
 from onepiece.runtime.result_targets import StageTarget
 from tests.runtime.actor_rig import ActorRig, actor_rig
@@ -151,6 +154,24 @@ async def test_what_a_stage_keeps_is_not_written_over(driver: CountingDriver) ->
         assert await rigged.outcome("3") == said(3)
 
 
+async def test_a_stage_that_keeps_inputs_is_told_of(
+    driver: CountingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, in the log, when the stage has nothing else in hand."""
+    monkeypatch.setattr(inbox_rooms, "LEASED_IDLE_SECONDS", 0.01)
+    with capture_logs() as logs:
+        async with actor_rig(looking, device="cuda:0", inbox_bytes=INBOX_BYTES) as rigged:
+            await rigged.submit("a", image=picture(1))
+            await rigged.submit("b", image=picture(2), keeps=True)
+            assert await rigged.outcome("b") == said(2)
+            await until(lambda: any(each["event"] == "stage_keeps_inputs" for each in logs))
+            await rigged.submit("c", image=picture(3), keeps=True)
+            assert await rigged.outcome("c") == said(3)
+    told = [each for each in logs if each["event"] == "stage_keeps_inputs"]
+    assert [each["messages"] for each in told] == [1]
+    assert told[0]["stage"].endswith(":look")
+
+
 async def test_what_a_stage_keeps_does_not_keep_the_actor(driver: CountingDriver) -> None:
     """An actor that is to leave does, though its stage keeps an input; that one stays readable behind it."""
     async with actor_rig(looking, device="cuda:0", inbox_bytes=INBOX_BYTES) as rigged:
@@ -203,6 +224,26 @@ async def test_what_is_too_long_for_the_inbox_is_refused(driver: CountingDriver)
             await rigged.submit("a", image=GpuArray.of(bytes(INBOX_BYTES)))
         assert type(caught.value).__name__ == "PayloadTooLarge"
         del caught
+
+
+async def test_such_a_workflow_is_profiled(driver: CountingDriver) -> None:
+    """Its messages lie in the host's memory there, whatever its inboxes are in."""
+
+    @stage(resources=Gpu())
+    async def paint(ctx: StageContext[None], number: int) -> Tensor:
+        """Something on a GPU."""
+        return picture(number)
+
+    @workflow
+    def painting(number: int) -> str:
+        """Two stages."""
+        return look(paint(number))
+
+    device = Device("cuda:0", DeviceKind.GPU, 1 << 32)
+    options = ProfileOptions(samples=2, warm_up=0)
+    profile = await profile_workflow(painting, {"number": 4}, device, options)
+    sizes = {each.stage.rpartition(".")[2]: each.output_bytes for each in profile.stages}
+    assert sizes["paint"] > LENGTH
 
 
 @pytest.mark.parametrize("head_bytes", [0, 4096], ids=["host", "device"])
