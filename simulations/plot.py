@@ -80,7 +80,7 @@ def _draw(draw: "ImageDraw", chart: Chart, top: int, font: Any) -> None:
         low, high, value = map(math.log10, (y_low, y_high, y)) if chart.is_log else (y_low, y_high, y)
         return bottom - height * (value - low) / ((high - low) or 1.0)
 
-    draw.text((_LEFT, top + 12), chart.title, fill="black", font=font)
+    draw.text((_LEFT + width / 2, top + 12), chart.title, fill="black", font=font, anchor="ma")
     draw.text((_LEFT + width / 2, bottom + 26), chart.across, fill="black", font=font, anchor="ma")
     draw.text((8, top + _TOP - 20), chart.up, fill="black", font=font)
     for x in _ticks(x_low, x_high):
