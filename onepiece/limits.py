@@ -62,7 +62,7 @@ EXPORTED_BYTES_MAX: Final = 2 * GIB
 
 INBOX_HEAD_BYTES: Final = 8 * KIB
 """Host memory beside each slot of an inbox in a device's memory; longer heads lie there with the payload."""
-LEASED_IDLE_SECONDS: Final = 10.0
+OCCUPIED_IDLE_SECONDS: Final = 10.0
 """How often such an inbox looks whether its stage, which has nothing in hand, keeps messages there."""
 
 assert HEADER_BYTES_MAX + BYTES_INPUT_BYTES_MAX < PULLED_BYTES_MAX <= EXPORTED_BYTES_MAX

@@ -5,7 +5,7 @@ has ended: as its output, which may be the same memory, or in a state of the sta
 gone the device may still compute with what was there, since work is only *given* to it. So the room is given
 back once the device has done all that it had been given by then.
 
-    leased --last tensor gone, in any thread--> left --the device is done--> given back
+    occupied --last tensor gone, in any thread--> left --the device is done--> given back
 
 A stage that keeps what it should have cloned holds up whoever sends to it, once the ring has come round to
 it. That is told in the log when nothing else can be the reason.
@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-from onepiece.limits import LEASED_IDLE_SECONDS
+from onepiece.limits import OCCUPIED_IDLE_SECONDS
 from onepiece.log import get_logger
 from transports import Delivery, DeviceSpan, Receiver
 
@@ -34,7 +34,7 @@ class InboxRooms:
     Args:
         inbox: The inbox.
         stage: Whose it is.
-        is_idle: Whether the stage has nothing in hand: what is leased then, it keeps.
+        is_idle: Whether the stage has nothing in hand: what is in use then, it keeps.
         on_change: Called when room was given back.
     """
 
@@ -42,18 +42,18 @@ class InboxRooms:
     stage: str
     is_idle: Callable[[], bool]
     on_change: Callable[[], None]
-    leased: int = 0
+    occupied: int = 0
     """How many there are."""
     _has_told: bool = False
     _left: list[Delivery] = field(factory=list)
     _wake: asyncio.Event = field(factory=asyncio.Event)
     _loop: asyncio.AbstractEventLoop = field(factory=asyncio.get_running_loop)
 
-    def lease(self, delivery: Delivery) -> DeviceSpan:
+    def occupy(self, delivery: Delivery) -> DeviceSpan:
         """The message's payload; its room is given back behind the last that refers to any of it."""
         assert delivery.on_device is not None
         room = _Room()
-        self.leased += 1
+        self.occupied += 1
         weakref.finalize(room, self._leave, delivery).atexit = False
         return delivery.on_device.kept_by(room)
 
@@ -79,14 +79,14 @@ class InboxRooms:
             await asyncio.to_thread(device.wait, None)
             for delivery in left:
                 self.inbox.release(delivery)
-            self.leased -= len(left)
+            self.occupied -= len(left)
             self.on_change()
 
     async def _woken(self) -> None:
         """Wait until there is room to be given back; look now and then who keeps the rest."""
         while True:
             try:
-                async with asyncio.timeout(None if self._has_told else LEASED_IDLE_SECONDS):
+                async with asyncio.timeout(None if self._has_told else OCCUPIED_IDLE_SECONDS):
                     await self._wake.wait()
             except TimeoutError:
                 self._tell_if_kept()
@@ -95,11 +95,11 @@ class InboxRooms:
                 return
 
     def _tell_if_kept(self) -> None:
-        if self.leased and self.is_idle():
+        if self.occupied and self.is_idle():
             self._has_told = True
             get_logger().warning(
                 "stage_keeps_inputs",
                 stage=self.stage,
-                messages=self.leased,
+                messages=self.occupied,
                 hint="they hold up the inbox on its GPU; let it keep clones of what it needs beyond a call",
             )

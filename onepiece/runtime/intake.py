@@ -109,9 +109,9 @@ class Intake:
         return self.rooms
 
     @property
-    def leased(self) -> int:
+    def occupied(self) -> int:
         """Messages whose memory is in use, also by what has ended here."""
-        return 0 if self.rooms is None else self.rooms.leased
+        return 0 if self.rooms is None else self.rooms.occupied
 
     async def until_over(self, is_idle: Callable[[], bool]) -> None:
         """Wait until nothing is left here, and until senders have seen that all of it was taken.
@@ -186,7 +186,7 @@ class Intake:
     def _held_apart(self, delivery: Delivery) -> Held:
         """A message that lies in the device's memory, which whatever lies there keeps."""
         assert self.rooms is not None
-        payload = self.rooms.lease(delivery)
+        payload = self.rooms.occupy(delivery)
         self._check_kind(delivery)
         message, attempt, was_lost = from_device(delivery.head, payload)
         unpacked = unpack(message, StageInput)

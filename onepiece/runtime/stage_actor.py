@@ -196,8 +196,8 @@ class StageActor:
             self._stop(running, reason)
 
     async def _until_idle(self, inbox: Receiver) -> None:
-        """Wait until nothing is left; ``inbox.depth`` counts what intake has not seen, and what is leased."""
-        await self._intake.until_over(lambda: self.is_idle and inbox.depth == self._intake.leased)
+        """Wait until nothing is left; ``inbox.depth`` counts what intake has not seen and what is in use."""
+        await self._intake.until_over(lambda: self.is_idle and inbox.depth == self._intake.occupied)
 
     def _become(self, state: ActorState) -> None:
         if self._drain.is_set() and state is ActorState.READY:

@@ -11,6 +11,7 @@ from attrs import define, evolve, field
 from structlog.testing import capture_logs
 
 from onepiece import Gpu, StageContext, Tensor, at_most_once, stage, workflow
+from onepiece._bounded import described
 from onepiece.core.inventory import ActorState, Device, DeviceKind
 from onepiece.core.routing import ActorRoute
 from onepiece.errors import DefinitionError
@@ -158,7 +159,7 @@ async def test_a_stage_that_keeps_inputs_is_told_of(
     driver: CountingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, in the log, when the stage has nothing else in hand."""
-    monkeypatch.setattr(inbox_rooms, "LEASED_IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(inbox_rooms, "OCCUPIED_IDLE_SECONDS", 0.01)
     with capture_logs() as logs:
         async with actor_rig(looking, device="cuda:0", inbox_bytes=INBOX_BYTES) as rigged:
             await rigged.submit("a", image=picture(1))
@@ -224,6 +225,22 @@ async def test_what_is_too_long_for_the_inbox_is_refused(driver: CountingDriver)
             await rigged.submit("a", image=GpuArray.of(bytes(INBOX_BYTES)))
         assert type(caught.value).__name__ == "PayloadTooLarge"
         del caught
+
+
+async def test_a_device_that_fails_ends_the_actor(driver: CountingDriver) -> None:
+    """Nobody knows when it is done with what lies there: the actor crashes, with the driver's reason."""
+
+    async def live() -> None:
+        async with actor_rig(looking, device="cuda:0", inbox_bytes=INBOX_BYTES) as rigged:
+            driver.fails = {"cuCtxSynchronize": 400}
+            await rigged.submit("a", image=picture(1))
+            await asyncio.wait([rigged.running])
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await live()
+    assert "cuCtxSynchronize failed with CUDA_ERROR_INVALID_HANDLE" in described(caught.value)
+    driver.fails = {}
+    del caught
 
 
 async def test_such_a_workflow_is_profiled(driver: CountingDriver) -> None:
