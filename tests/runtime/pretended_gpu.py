@@ -6,11 +6,11 @@ torch could do is done here: an array over a span, its bytes, a copy on the devi
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest import mock
 
-import pytest
 from attrs import define
 
 from onepiece import _torch
@@ -94,17 +94,16 @@ class GpuArray:
 
 
 @contextmanager
-def pretended_gpu() -> Iterator[CountingDriver]:
+def pretended_gpu(driver: CountingDriver | None = None) -> Iterator[CountingDriver]:
     """Let this process have GPUs, and arrays on them, until the block ends."""
-    driver = CountingDriver()
+    driver = driver or CountingDriver()
     library = _libcuda.Library(driver)
     library.call("cuInit", 0)
     cuda.cuda_device.cache_clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_libcuda, "load", lambda: library)
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(_libcuda, "load", return_value=library))
         for name, instead in _TORCH.items():
-            assert hasattr(_torch, name)
-            patch.setattr(_torch, name, instead)
+            stack.enter_context(mock.patch.object(_torch, name, instead))
         yield driver
     cuda.cuda_device.cache_clear()
 

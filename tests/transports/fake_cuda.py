@@ -6,6 +6,7 @@ when the stream is waited for and not before, so whoever forgets to wait sees th
 """
 
 import ctypes
+import mmap
 import os
 import re
 import threading
@@ -99,7 +100,7 @@ class FakeDriver:
         without: tuple[str, ...] = (),
     ) -> None:
         self.attributes = {116: 1, 117: 1, 118: 0, 124: 1} if attributes is None else attributes
-        self.memory: dict[int, bytearray] = {}
+        self.memory: dict[int, bytearray | mmap.mmap] = {}
         self.owner: dict[int, int] = {}
         self.sync_memops: set[int] = set()
         self.flushes: list[tuple[int, int]] = []
