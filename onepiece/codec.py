@@ -225,10 +225,12 @@ def unpack(view: "memoryview | Apart", header_type: type[Header]) -> Unpacked[He
         case _:
             raise CodecError("the head is not [header, values, lengths]")
     header = header_from_tree(header_tree, header_type)
-    length = len(view) if isinstance(view, Apart) else len(data)
-    spans = _spans(body_start, length, lengths)
-    cut = view.part if isinstance(view, Apart) else lambda start, end: data[start:end]
-    reader = TreeReader([cut(start, end) for start, end in spans])
+    buffers: list[Buffer]
+    if isinstance(view, Apart):
+        buffers = [view.part(start, end) for start, end in _spans(body_start, len(view), lengths)]
+    else:
+        buffers = [data[start:end] for start, end in _spans(body_start, len(data), lengths)]
+    reader = TreeReader(buffers)
     values = reader.read(trees)
     reader.finish()
     return Unpacked(header, values)
