@@ -54,10 +54,12 @@ class InboxRooms:
         assert delivery.on_device is not None
         room = _Room()
         self.occupied += 1
-        weakref.finalize(room, self._leave, delivery).atexit = False
+        # By a weak reference: what an actor's end leaves behind may refer to the room, and it must not be kept
+        # by what waits for the room's end.
+        weakref.finalize(room, _leave, weakref.ref(self), delivery).atexit = False
         return delivery.on_device.kept_by(room)
 
-    def _leave(self, delivery: Delivery) -> None:
+    def leave(self, delivery: Delivery) -> None:
         """Nobody refers to it; called in whatever thread found that out."""
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the inbox with it
             self._loop.call_soon_threadsafe(self._note, delivery)
@@ -103,3 +105,9 @@ class InboxRooms:
                 messages=self.occupied,
                 hint="they hold up the inbox on its GPU; let it keep clones of what it needs beyond a call",
             )
+
+
+def _leave(rooms: "weakref.ref[InboxRooms]", delivery: Delivery) -> None:
+    found = rooms()
+    if found is not None:
+        found.leave(delivery)

@@ -1,7 +1,6 @@
 """Nodes whose actors have their inboxes in the memory of a GPU, which is pretended."""
 
 import asyncio
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from tests.node import gpu_stages
 from tests.node.gpu_set import GpuSet, gpu_set
 from tests.node.in_process import proxy_of, until_ready
 from tests.node.proxy_set import until
-from tests.runtime.pretended_gpu import CountingDriver, pretended_gpu
+from tests.runtime.pretended_gpu import CountingDriver, assert_given_back, pretended_gpu
 from transports import Address
 
 LENGTH = 300_000
@@ -24,9 +23,7 @@ def driver() -> Iterator[CountingDriver]:
     with pretended_gpu() as pretended:
         yield pretended
         gpu_stages.reset()
-        while pretended.memory and gc.collect():
-            pass  # a coroutine that is collected lets go of what it holds only then
-        assert not pretended.memory, "all memory of the device is given back"
+        assert_given_back(pretended)
 
 
 async def ready(a_set: GpuSet) -> None:

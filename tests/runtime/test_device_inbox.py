@@ -25,7 +25,7 @@ from onepiece.runtime.profiling import ProfileOptions, profile_workflow
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
 from onepiece.runtime.result_targets import StageTarget
 from tests.runtime.actor_rig import ActorRig, actor_rig
-from tests.runtime.pretended_gpu import CountingDriver, GpuArray, pretended_gpu
+from tests.runtime.pretended_gpu import CountingDriver, GpuArray, assert_given_back, pretended_gpu
 from tests.runtime.rig import until
 from transports import Geometry, Receiver
 
@@ -39,9 +39,7 @@ def driver() -> Iterator[CountingDriver]:
     """The GPU's driver."""
     with pretended_gpu() as pretended:
         yield pretended
-        while pretended.memory and gc.collect():
-            pass  # a coroutine that is collected lets go of what it holds only then
-        assert not pretended.memory, "all memory of the device is given back"
+        assert_given_back(pretended)
 
 
 @define
