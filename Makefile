@@ -85,9 +85,15 @@ validate: setup-test
 shift: setup-test
 	$(BIN)/python -m simulations shift
 
-# Real processes under half to five times the load that they bear; five minutes, on a machine with little else to do.
+# Real processes under half to five times the load that they bear, beside simulated ones; seven minutes, on a machine
+# with little else to do.
+offered-load: LOADS := 5 3 2 1.5 1 0.8 0.5
 offered-load: setup-test
-	$(BIN)/onepiece bench admission --decisions 1000 --http-seconds 0 --load-seconds 30 --loads 5 3 2 1.5 1 0.5
+	mkdir -p build
+	$(BIN)/onepiece bench admission --decisions 1000 --http-seconds 0 --load-seconds 40 --loads $(LOADS) --json \
+		> build/offered-load.json
+	$(BIN)/python -m simulations admission --workers 8 --spread 0.01 --wait-factor 0.15 --loads $(LOADS) \
+		--measured build/offered-load.json --plot build/offered-load.png
 
 bench: setup-test
 	$(BIN)/onepiece bench transport

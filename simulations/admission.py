@@ -23,8 +23,6 @@ from onepiece.core.capacity import WorkflowShape
 from onepiece.errors import Overloaded
 from onepiece.requests import Terms
 
-REPORT_SECONDS: Final = 0.1
-"""How long a stage's report lingers."""
 EXCHANGE_SECONDS: Final = 0.5
 """How often proxies tell each other what they are asked for."""
 _WORKFLOW: Final = "video"
@@ -61,6 +59,14 @@ class Setting:
     in_flight_max: int = 1000
     deaths: tuple[tuple[float, int], ...] = ()
     """When which proxy dies; what it had goes on, with the others."""
+    report_seconds: float = 0.1
+    """How long a stage's report lingers."""
+    entry_seconds: float = 0.0
+    """From the decision to let a request in until it is at its first stage."""
+    hop_seconds: float = 0.0
+    """From the end of a stage until its output is at the next."""
+    exit_seconds: float = 0.0
+    """From the end of the last stage until the proxy and the client know."""
 
     @property
     def rate(self) -> float:
@@ -97,6 +103,12 @@ class _Request:
     terms: Terms
     since: float
     stage: int = 0
+    told: list[list[float]] = field(factory=list)
+    """For each stage: when the request was queued there, begun, and done, as far as it is."""
+    heard: Counter[int] = field(factory=Counter)
+    """How much of that its proxy knows."""
+    lingers: set[int] = field(factory=set)
+    """Stages of which a report is on its way."""
 
 
 @define(eq=False)
@@ -163,20 +175,23 @@ class _Run:
         except Overloaded as error:
             self.outcome.refused[str(error.fields["reason"])] += self._counts
             return
-        self._enter(request)
+        self._at(self.now + self.setting.entry_seconds, partial(self._enter, request))
 
     def _enter(self, request: _Request) -> None:
+        """It is at its next stage, and waits."""
+        request.told.append([self.now])
         self._queues[request.stage].append(request)
         self._serve(request.stage)
+        self._report(request, request.stage)
 
     def _serve(self, place: int) -> None:
         stage = self.setting.stages[place]
         while self._queues[place] and self._busy[place] < stage.workers:
             request = self._queues[place].popleft()
             self._busy[place] += 1
-            begun, seconds = self.now, self._seconds(stage)
-            self._at(begun + REPORT_SECONDS, partial(self._begun, request, place, begun))
-            self._at(begun + seconds, partial(self._done, request))
+            request.told[place].append(self.now)
+            self._at(self.now + self._seconds(stage), partial(self._done, request))
+            self._report(request, place)
 
     def _seconds(self, stage: SimStage) -> float:
         if not stage.spread:
@@ -184,26 +199,39 @@ class _Run:
         shape = 1 / stage.spread**2
         return self.rng.gammavariate(shape, stage.seconds / shape)
 
-    def _begun(self, request: _Request, place: int, at: float) -> None:
-        self.doors[request.proxy].started(request.uid, str(place), at, self.now)
+    def _report(self, request: _Request, place: int) -> None:
+        """Let the door hear, in its time, how far a stage is by then."""
+        if place not in request.lingers:
+            request.lingers.add(place)
+            self._at(self.now + self.setting.report_seconds, partial(self._hear, request, place))
+
+    def _hear(self, request: _Request, place: int) -> None:
+        request.lingers.discard(place)
+        door, told = self.doors[request.proxy], request.told[place]
+        known = request.heard[place]
+        request.heard[place] = len(told)
+        for tell, at in list(zip((door.queued, door.started, door.finished), told, strict=False))[known:]:
+            tell(request.uid, str(place), at, self.now)
 
     def _done(self, request: _Request) -> None:
-        place, at = request.stage, self.now
+        place = request.stage
         self._busy[place] -= 1
+        request.told[place].append(self.now)
         request.stage += 1
         if request.stage < len(self.setting.stages):
-            self._at(
-                at + REPORT_SECONDS,
-                lambda: self.doors[request.proxy].finished(request.uid, str(place), at, self.now),
-            )
-            self._enter(request)
-        else:  # the result carries what had not been reported
-            self.doors[request.proxy].finished(request.uid, str(place), at, at)
-            self.doors[request.proxy].give_back(request.uid)
-            if self._counts:
-                self.outcome.took.append(at - request.since)
-                self.outcome.finished_by[f"{request.terms.tenant}/{request.terms.priority}"] += 1
+            self._report(request, place)
+            self._at(self.now + self.setting.hop_seconds, partial(self._enter, request))
+        else:
+            self._at(self.now + self.setting.exit_seconds, partial(self._end, request))
         self._serve(place)
+
+    def _end(self, request: _Request) -> None:
+        for place in range(len(self.setting.stages)):  # the result carries what had not been reported
+            self._hear(request, place)
+        self.doors[request.proxy].give_back(request.uid)
+        if self._counts:
+            self.outcome.took.append(self.now - request.since)
+            self.outcome.finished_by[f"{request.terms.tenant}/{request.terms.priority}"] += 1
 
     def _exchange(self) -> None:
         loads = [self.doors[proxy].load(self.now) for proxy in sorted(self._living)]

@@ -14,8 +14,8 @@ from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired
 from transports.sessions import Ending
 
 _PULL_SHARE: Final = 2**-15
-"""So small that most of what stages hand on is pulled, where operations need no processor of the owner: 4 KiB
-of 128 MiB."""
+"""So small that whatever goes into an inbox of 256 KiB is pulled, where operations need no processor of the
+owner; of control messages those of more than 256 bytes."""
 
 
 @define(eq=False)

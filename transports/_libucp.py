@@ -59,6 +59,7 @@ CLOSE_FORCE: Final = 1 << 0
 AM_COPY_HEADER: Final = 1 << 3
 
 OK: Final = 0
+NO_RESOURCE: Final = -2
 IN_PROGRESS: Final = 1
 BUSY: Final = -15
 CANCELED: Final = -16
@@ -80,6 +81,14 @@ class UcpError(Exception):
     def __init__(self, status: int, call: str) -> None:
         super().__init__(f"{call} failed with {_STATUS_NAMES.get(status, 'status')} ({status})")
         self.status = status
+
+
+class UcpStarvedError(UcpError):
+    """Libucp was not called: this process has too few file descriptors for it; the message says so."""
+
+    def __init__(self, why: str) -> None:
+        Exception.__init__(self, why)
+        self.status = NO_RESOURCE
 
 
 class UcpMissingError(Exception):

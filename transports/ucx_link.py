@@ -232,7 +232,10 @@ async def open_link(offer: Offer, on_failure: Callable[[UcpError], None]) -> tup
     """
     if not offer.key:
         return Wire(WireKind.TCP, "the owner has no memory to lend"), None
-    worker = producers_worker()
+    try:
+        worker = producers_worker()
+    except UcpError as error:
+        return Wire(WireKind.TCP, f"UCX cannot be used: {error}"), None
     try:
         link = Link(worker, offer, on_failure)
     except UcpError as error:

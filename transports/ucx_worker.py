@@ -25,7 +25,8 @@ import numpy as np
 from attrs import frozen
 
 from transports import _libucp as ucp
-from transports._libucp import UcpError
+from transports._libucp import UcpError, UcpStarvedError
+from transports.free_descriptors import who_is_out_of_descriptors
 from transports.operations import Bytes
 
 SETTINGS: Final = {
@@ -39,6 +40,10 @@ SETTINGS: Final = {
 _DOORBELL: Final = 1
 """The number of the only active message."""
 DOORBELL_BYTES: Final = 16
+
+_DESCRIPTORS: Final = 16
+"""Must be free before libucp is called. A worker takes eleven with shared memory alone; where libucp cannot
+start its own thread for want of them, it ends the process."""
 
 _TURNS: Final = 64
 _PROGRESS_PER_TURN: Final = 64
@@ -58,8 +63,15 @@ class Role(enum.IntFlag):
 @cache
 def _context(role: Role) -> int:
     """One of each role for the process; made by the first worker or memory."""
+    _check_descriptors()
     given = {name: value for name in SETTINGS if (value := os.environ.get(f"UCX_{name}"))}
     return ucp.load().context(SETTINGS | given, role)
+
+
+def _check_descriptors() -> None:
+    starved = who_is_out_of_descriptors(_DESCRIPTORS)
+    if starved:
+        raise UcpStarvedError(f"{starved}, of which UCX wants {_DESCRIPTORS}: raise the limit (ulimit -n)")
 
 
 class SharedMemory:
@@ -113,6 +125,7 @@ class Worker:
     """
 
     def __init__(self, role: Role, on_doorbell: Callable[[bytes], None] | None = None) -> None:
+        _check_descriptors()
         self._library = library = ucp.load()
         self._loop = asyncio.get_running_loop()
         params, handle, descriptor = ucp.WorkerParams(field_mask=0), c_void_p(), c_int()

@@ -268,7 +268,12 @@ def run(arguments: Sequence[str]) -> int:
         with ends_with_sigterm():
             loaded = asyncio.run(load(options.loads, options.load_seconds, options.wait_factor))
     if options.json:
-        machine = {"python": platform.python_version(), "machine": platform.machine()}
+        machine = {
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "load_average": os.getloadavg()[0],
+            "wait_factor": options.wait_factor,
+        }
         everything: dict[str, Any] = {
             **machine,
             "decisions": [asdict(each) for each in found],
@@ -299,12 +304,14 @@ def _print(found: Sequence[Decisions], refusals: Refusals | None) -> None:
 
 def _print_loads(loaded: Sequence[Loaded]) -> None:
     if loaded:
-        print("  load  offered/s  finished/s  refused  failed  goodput     P50     P95  P95/unloaded")
+        print(
+            "  load  offered/s  finished/s  stages/s  refused  failed  goodput     P50     P95  P95/unloaded"
+        )
     for each in loaded:
         print(
             f"{each.load:6.2g}  {each.offered_per_second:9.2f}  {each.finished_per_second:10.2f}"
-            f"  {each.refused:7}  {each.failed:6}  {each.goodput:7.1%}  {each.p50_seconds:5.2f} s"
-            f"  {each.p95_seconds:5.2f} s  {each.p95_ratio:12.2f}"
+            f"  {each.stages_per_second:8.2f}  {each.refused:7}  {each.failed:6}  {each.goodput:7.1%}"
+            f"  {each.p50_seconds:5.2f} s  {each.p95_seconds:5.2f} s  {each.p95_ratio:12.2f}"
         )
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from onepiece import StageContext, at_most_once, stage, workflow
 
 __all__ = [
+    "DOZE_RATE",
     "DOZE_SECONDS",
     "LAPS",
     "through_dozes",
@@ -22,6 +23,8 @@ __all__ = [
 
 LAPS: Final = 3
 DOZE_SECONDS: Final = (1.0, 5.0, 1.0)
+DOZE_RATE: Final = 8
+"""Requests a second that the three stages which wait can do."""
 
 
 @stage(isolation="loop")
@@ -94,21 +97,21 @@ def through_threads_laps(payload: bytes) -> bytes:
     return payload
 
 
-@stage(isolation="loop", concurrency=2)
+@stage(isolation="loop", concurrency=round(DOZE_RATE * DOZE_SECONDS[0]))
 async def doze_first(ctx: StageContext[None], payload: bytes) -> bytes:
-    """Wait as for a device, two at once: two a second."""
+    """Wait as for a device, as many at once as make the rate."""
     await asyncio.sleep(DOZE_SECONDS[0])
     return payload
 
 
-@stage(isolation="loop", concurrency=10)
+@stage(isolation="loop", concurrency=round(DOZE_RATE * DOZE_SECONDS[1]))
 async def doze_second(ctx: StageContext[None], payload: bytes) -> bytes:
-    """The same for five times as long, and ten at once."""
+    """The same for five times as long."""
     await asyncio.sleep(DOZE_SECONDS[1])
     return payload
 
 
-@stage(isolation="loop", concurrency=2)
+@stage(isolation="loop", concurrency=round(DOZE_RATE * DOZE_SECONDS[2]))
 async def doze_third(ctx: StageContext[None], payload: bytes) -> bytes:
     """As the first one."""
     await asyncio.sleep(DOZE_SECONDS[2])
@@ -117,5 +120,5 @@ async def doze_third(ctx: StageContext[None], payload: bytes) -> bytes:
 
 @workflow
 def through_dozes(payload: bytes) -> bytes:
-    """Three stages that can do two requests a second, for ``onepiece bench admission``."""
+    """Three stages that can do ``DOZE_RATE`` requests a second, for ``onepiece bench admission``."""
     return doze_third(doze_second(doze_first(payload)))

@@ -126,6 +126,8 @@ class Admission:
     _heard: dict[str, float] = field(factory=dict)
     """What the other proxies are asked for, by life; infinite until one has said it."""
     _shared_at: float = -math.inf
+    _heard_at: float | None = None
+    """When another proxy said something that the share does not follow yet."""
 
     def __attrs_post_init__(self) -> None:
         self._forecast = Forecast(self._times)
@@ -151,14 +153,14 @@ class Admission:
         self._heard[load.life] = load.demand
         self._times.hear(load.life, load.seen[:SEEN_TIMES_MAX])
         self._forecast.note_times()
-        self._set_share(now)
+        self._heard_at = now  # a hundred proxies speak within a moment: the share is looked at once
 
     def load(self, now: float) -> ProxyLoad:
         """What to tell the others."""
         return ProxyLoad(self.life, self._demand.at(now), self._times.own()[:SEEN_TIMES_MAX])
 
     def _set_share(self, now: float) -> None:
-        self._shared_at = now
+        self._shared_at, self._heard_at = now, None
         if self._heard:
             wanted = {**self._heard, self.life: self._demand.at(now)}
             self._forecast.set_share(max(_SHARE_MIN, shares(wanted)[self.life]))
@@ -168,6 +170,8 @@ class Admission:
     @property
     def share(self) -> float:
         """What part of the set this proxy may fill."""
+        if self._heard_at is not None:
+            self._set_share(self._heard_at)
         return self._forecast.share
 
     # --- requests -------------------------------------------------------------------------------
@@ -179,8 +183,8 @@ class Admission:
         load = self._forecast.load_of(workflow, terms.size_class)
         if load is not None:
             self._demand.note(load, now)
-            if self._heard and now >= self._shared_at + SHARE_SECONDS:
-                self._set_share(now)
+        if self._heard_at is not None or (self._heard and now >= self._shared_at + SHARE_SECONDS):
+            self._set_share(now)
         path = (workflow, terms.tenant, str(terms.priority))
         weights = self.rules.weights.of(workflow, terms.tenant, terms.priority)
         cost = 1.0 if load is None else load
@@ -207,6 +211,10 @@ class Admission:
         self.budget.give_back(uid)
         self._forecast.drop(uid)
 
+    def queued(self, uid: str, step: str, at: float, now: float) -> None:
+        """A request is at a stage, with all its inputs."""
+        self._forecast.queued(uid, step, at, now)
+
     def started(self, uid: str, step: str, at: float, now: float) -> None:
         """A stage has begun with a request."""
         self._forecast.started(uid, step, at, now)
@@ -222,10 +230,11 @@ class Admission:
 
     def view(self, now: float) -> dict[str, Any]:
         """What an operator wants to see, as JSON can hold it."""
+        share = self.share  # the forecast follows it
         return {
             "in_flight": self.budget.in_flight,
             "in_flight_max": self.budget.limits.total,
-            "share": self.share,
+            "share": share,
             "proxies": 1 + len(self._heard),
             "demand": self._demand.at(now),
             "wait_factor": self.rules.wait_factor,

@@ -6,6 +6,10 @@ sees that. So deciding costs a few operations for each stage, however many reque
 then, when there was news, the lines are drawn anew from where each request really is (``redraw``): stages
 that have ended are over, one that runs has the rest of its time, the others queue in order of arrival.
 
+Between stages, and before the first, is the *way*: a body that is read, a record that is kept, an output that
+is sent. A request that comes now needs a worker only after it, so that a worker that is about to be free
+need not idle for so long. How long the ways to a stage are is learned, as stages' times are.
+
 A proxy that has only a *share* of the set's capacity sees as many workers as its share is of all, rounded
 up, each of which is occupied for longer than a request takes, so that the rate is that of the share.
 
@@ -16,17 +20,18 @@ What this promises:
 * What has ended is not in it: after the last ``drop`` all lines are free at the next ``redraw``.
 * Nothing was measured of a stage, or no instance of it is ready: there is no forecast (None).
 
-What it does not know: batches, priorities (who overtakes at the stages), transfers.
+What it does not know: batches, priorities (who overtakes at the stages), how ways differ.
 """
 
 import heapq
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from attrs import define, field, frozen
 
-from onepiece.core.capacity import WorkflowShape
+from onepiece.core.capacity import Step, WorkflowShape
 from onepiece.core.live_times import LiveTimes
 
 REPORT_SECONDS: Final = 0.15
@@ -34,7 +39,10 @@ REPORT_SECONDS: Final = 0.15
 REDRAW_SECONDS: Final = 0.01
 REDRAW_SECONDS_PER_REQUEST: Final = 0.0001
 """Between two redraws at least; more requests take longer, and must not take all of the processor."""
+WAY_SECONDS_MAX: Final = 1.0
+"""Of a way to a stage: what takes longer is a client's own slowness, or the error of a clock."""
 
+_ENDS_MAX: Final = 256
 _SHARE_CHANGE: Final = 0.01
 """Relative; less is no news."""
 
@@ -58,6 +66,8 @@ class _Step:
     stage: str
     after: tuple[int, ...]
     before: tuple[int, ...]
+    way_seconds: float
+    """From when what it comes after is done until it has its inputs."""
     seconds: float
     spread_seconds: float
 
@@ -78,6 +88,7 @@ class _Flight:
     workflow: str
     size_class: str
     since: float
+    queued: dict[str, float] = field(factory=dict)
     started: dict[str, float] = field(factory=dict)
     done: dict[str, float] = field(factory=dict)
 
@@ -103,6 +114,10 @@ class Forecast:
 
     times: LiveTimes
     share: float = 1.0
+    _seen_ways: LiveTimes = field(factory=LiveTimes, init=False)
+    """How long the ways to stages were."""
+    _ends: dict[str, deque[float]] = field(factory=dict, init=False)
+    """When stages were last done with a request: before that their workers were not free."""
     _shapes: dict[str, WorkflowShape] = field(factory=dict)
     _workers: dict[str, int] = field(factory=dict)
     _flights: dict[str, _Flight] = field(factory=dict)
@@ -116,6 +131,8 @@ class Forecast:
     def set_up(self, shapes: Mapping[str, WorkflowShape], workers: Mapping[str, int]) -> None:
         """The workflows that are served; how many requests each stage works on at once, in the whole set."""
         self._shapes, self._workers = dict(shapes), dict(workers)
+        self._seen_ways.keep_stages(workers)
+        self._ends = {stage: deque(self._ends.get(stage, ()), _ENDS_MAX) for stage in workers}
         self._lines.clear()
         self._ways.clear()
         self._is_stale, self._drawn_at = True, -math.inf
@@ -178,6 +195,13 @@ class Forecast:
         key = (workflow, size_class)
         self._in_flight[key] = self._in_flight.get(key, 0) + 1
 
+    def queued(self, uid: str, step: str, at: float, now: float) -> None:
+        """A request is at a stage with all its inputs; ``at`` is by that node's clock."""
+        flight = self._flights.get(uid)
+        if flight is not None:
+            flight.queued[step] = min(at, now)
+            self._is_stale = True
+
     def started(self, uid: str, step: str, at: float, now: float) -> None:
         """A stage has begun with a request; ``at`` is by its node's clock."""
         flight = self._flights.get(uid)
@@ -192,11 +216,23 @@ class Forecast:
             return
         self._is_stale = True
         flight.done[step] = min(at, now)
-        begun = flight.started.get(step)
         shape = self._shapes.get(flight.workflow)
-        stage = next((each.stage for each in shape.steps if each.name == step), None) if shape else None
-        if begun is not None and stage is not None:
-            self.times.note(stage, flight.size_class, at - begun)
+        found = next((each for each in shape.steps if each.name == step), None) if shape else None
+        if found is None:
+            return
+        if found.stage in self._ends:
+            self._ends[found.stage].append(flight.done[step])
+        begun = flight.started.get(step)
+        if begun is not None:
+            self.times.note(found.stage, flight.size_class, at - begun)
+            self._note_way(flight, found)
+
+    def _note_way(self, flight: _Flight, step: Step) -> None:
+        """How long a request, done with what comes before, was on its way to this step, if that is known."""
+        left_at = max((flight.done.get(name, math.inf) for name in step.after), default=flight.since)
+        seconds = flight.queued.get(step.name, -math.inf) - left_at
+        if seconds >= 0:
+            self._seen_ways.note(step.stage, flight.size_class, min(seconds, WAY_SECONDS_MAX))
 
     def drop(self, uid: str) -> None:
         """A request has ended, however; no error if it is not here."""
@@ -222,7 +258,7 @@ class Forecast:
         self._is_stale, self._drawn_at, self._drawn_share = False, now, self.share
         self._ways.clear()
         self._lines = {
-            stage: _line(workers * self.share, now - REPORT_SECONDS)
+            stage: _line(workers * self.share, now - REPORT_SECONDS, self._ends[stage])
             for stage, workers in self._workers.items()
             if workers > 0
         }
@@ -243,10 +279,10 @@ class Forecast:
         ends: list[float] = []
         last = now
         for step in way.steps:
-            begin = max(now, self._lines[step.stage].free_at[0])
+            ready_at = now
             for place in step.after:
-                begin = max(begin, ends[place])
-            end = begin + step.seconds
+                ready_at = max(ready_at, ends[place])
+            end = max(ready_at + step.way_seconds, self._lines[step.stage].free_at[0]) + step.seconds
             ends.append(end)
             last = max(last, end)
         return last
@@ -254,7 +290,7 @@ class Forecast:
     def _reserve(self, way: _Way, now: float) -> None:
         ends: list[float] = []
         for step in way.steps:
-            ready_at = max((ends[place] for place in step.after), default=now)
+            ready_at = max((ends[place] for place in step.after), default=now) + step.way_seconds
             ends.append(self._lines[step.stage].reserve(ready_at, step.seconds))
 
     def _way(self, workflow: str, size_class: str) -> _Way | None:
@@ -278,8 +314,9 @@ class Forecast:
                 return None
             after = tuple(places[name] for name in step.after)
             before = tuple(places[each.name] for each in shape.steps if step.name in each.after)
-            steps.append(_Step(step.stage, after, before, *time))
-            ends.append(max((ends[place] for place in after), default=0.0) + time[0])
+            on_way = self._seen_ways.mean_seconds(step.stage, size_class) or 0.0
+            steps.append(_Step(step.stage, after, before, on_way, *time))
+            ends.append(max((ends[place] for place in after), default=0.0) + on_way + time[0])
         return _Way(tuple(steps), places, max(ends))
 
 
@@ -313,7 +350,8 @@ class _Waiting:
             leaves_at = max(ends_at, earliest + step.spread_seconds, earliest + late)
             heapq.heapreplace(line.free_at, leaves_at + step.seconds * (line.stretch - 1))
             ends[place] = leaves_at
-        placing = _Placing(way, ends, max(flight.since, earliest))
+        queued = {way.places[name]: at for name, at in flight.queued.items() if name in way.places}
+        placing = _Placing(way, ends, flight.since, queued, earliest)
         for place, end in enumerate(ends):
             if end is None:
                 self._push(placing, place)
@@ -331,12 +369,14 @@ class _Waiting:
         """Queue a step whose inputs' moments are known, once."""
         if placing.ends[place] is not None:
             return
-        ready_at = placing.since
-        for before in placing.way.steps[place].after:
+        step = placing.way.steps[place]
+        left_at = placing.since
+        for before in step.after:
             end = placing.ends[before]
             if end is None:
                 return
-            ready_at = max(ready_at, end)
+            left_at = max(left_at, end)
+        ready_at = max(placing.earliest, placing.queued.get(place, left_at + step.way_seconds))
         self._count += 1
         heapq.heappush(self._queue, (ready_at, self._count, place, placing))
 
@@ -348,9 +388,14 @@ class _Placing:
     way: _Way
     ends: list[float | None]
     since: float
+    queued: Mapping[int, float]
+    """When it came to a step, as far as that is known."""
+    earliest: float
+    """What is not known to run does not run for longer."""
 
 
-def _line(workers: float, free_at: float) -> _Line:
-    """A line of so many workers, which need not be a whole number."""
+def _line(workers: float, free_at: float, ends: Iterable[float]) -> _Line:
+    """A line of so many workers, which need not be a whole number; those that ended later are free later."""
     whole = max(1, math.ceil(workers - 1e-9))
-    return _Line([free_at] * whole, whole / workers)
+    late = sorted((end for end in ends if end > free_at), reverse=True)[:whole]
+    return _Line([free_at] * (whole - len(late)) + late[::-1], whole / workers)  # sorted, so a heap

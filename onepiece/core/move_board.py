@@ -176,6 +176,12 @@ class Board:
             board.idle.setdefault(node_id, []).append(device)
         return board
 
+    def begin(self, gave: Iterable[str], took: Iterable[str]) -> None:
+        """Nothing has been chosen yet, and of these stages is known what they have given or taken lately."""
+        self.gave, self.took = set(gave), set(took)
+        self.gives.clear()
+        self.works.clear()
+
     def admit(self, actor: PlacedActor) -> bool:
         """Count it where it is; says whether its stage is known."""
         for device in actor.devices:
@@ -343,3 +349,26 @@ class Board:
         """Of the kind, and with the memory once it is alone there."""
         profile, known = self.model.stages[stage], self.devices.get((node_id, device))
         return known is not None and known.kind is profile.kind and known.memory_bytes >= profile.memory_bytes
+
+
+@define(eq=False)
+class KeptBoard:
+    """The board of a set, which is filled again only once something has changed there."""
+
+    _board: Board | None = None
+
+    def of(
+        self,
+        model: CapacityModel,
+        devices: Iterable[DeviceInfo],
+        actors: Iterable[PlacedActor],
+        limits: Mapping[str, StageLimits],
+    ) -> Board:
+        """The set as it is."""
+        if self._board is None:
+            self._board = Board.of(model, devices, actors, limits)
+        return self._board
+
+    def clear(self) -> None:
+        """The set has changed, or moves were carried out on the board."""
+        self._board = None

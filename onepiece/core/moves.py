@@ -29,7 +29,16 @@ from attrs import frozen
 
 from onepiece.core.capacity import CapacityModel
 from onepiece.core.give_back import GiveBack
-from onepiece.core.move_board import Board, DeviceInfo, Load, Place, PlacedActor, StageLimits, Work
+from onepiece.core.move_board import (
+    Board,
+    DeviceInfo,
+    KeptBoard,
+    Load,
+    Place,
+    PlacedActor,
+    StageLimits,
+    Work,
+)
 
 
 @frozen
@@ -91,6 +100,7 @@ def decide(
     policy: MovePolicy | None = None,
     gave: Iterable[str] = (),
     took: Iterable[str] = (),
+    kept: KeptBoard | None = None,
 ) -> Decision:
     """Choose moves.
 
@@ -103,6 +113,7 @@ def decide(
         policy: When moving is worth it.
         gave: Stages that have given lately, and take from no donor now.
         took: Stages that have taken lately, and do not give now.
+        kept: The board of an earlier call, if devices, actors and limits have not changed since.
 
     Raises:
         ConfigError: The load has a workflow or size class that was not measured.
@@ -111,14 +122,16 @@ def decide(
     quiet = _quiet(model, loads, actors, limits, policy)
     if quiet is not None:
         return quiet
-    board = Board.of(model, devices, actors, limits)
-    board.gave, board.took = set(gave), set(took)
+    kept = kept or KeptBoard()
+    board = kept.of(model, devices, actors, limits)
+    board.begin(gave, took)
     decision = Decision((), dict(board.counts), {}, "nothing is known of the load")
     for load in loads:
         board.works.insert(0, Work.of(model, load))
         board.gains.clear()
         decision = _decide_by(board, policy)
         if decision.moves:
+            kept.clear()
             break
     return decision
 

@@ -38,7 +38,7 @@ from onepiece.core.actors import Actor, ActorLife
 from onepiece.core.capacity import CapacityModel, Demand
 from onepiece.core.give_back import GiveBackPolicy, SpareInstances, chosen
 from onepiece.core.machine import Machine, follow
-from onepiece.core.move_board import DeviceInfo, Load, PlacedActor, StageLimits
+from onepiece.core.move_board import DeviceInfo, KeptBoard, Load, PlacedActor, StageLimits
 from onepiece.core.moves import Decision, MovePolicy, decide
 from onepiece.core.workers import Worker
 
@@ -192,6 +192,7 @@ class RebalanceMachine(Machine[RebalanceEvent, RebalanceEffect]):
     _calm: dict[str, _Calm] = field(factory=dict, init=False)
     _devices: tuple[DeviceInfo, ...] = field(default=(), init=False)
     _actors: tuple[PlacedActor, ...] = field(default=(), init=False)
+    _board: KeptBoard = field(factory=KeptBoard, init=False)
     _counted: list[tuple[float, RequestsCounted]] = field(factory=list, init=False)
     _phase: _Phase = field(default=_Phase.QUIET, init=False)
     _since: float = field(default=0.0, init=False)
@@ -217,8 +218,10 @@ class RebalanceMachine(Machine[RebalanceEvent, RebalanceEffect]):
         match event:
             case TimesMeasured(model, limits, held):
                 self._model, self._limits, self._held = model, limits, held
+                self._board.clear()
             case SetChanged(devices, actors):
                 self._devices, self._actors, self._is_carried_out = devices, actors, True
+                self._board.clear()
             case RequestsCounted():
                 self._counted.append((now, event))
                 return self._look(now)
@@ -310,6 +313,7 @@ class RebalanceMachine(Machine[RebalanceEvent, RebalanceEffect]):
             self.policy.moves,
             self._gave_until,
             self._took_until.keys() | self._held,
+            self._board,
         )
 
     def _rest(self, decision: Decision, now: float) -> None:

@@ -8,8 +8,7 @@ same bounds, at once if the node is to stop at once.
 import asyncio
 import contextlib
 import shlex
-import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from onepiece.core.inventory import Device
 from onepiece.core.lending import (
@@ -93,7 +92,7 @@ class Lender:
                 await self._changed.wait_for(lambda: not self._machine.jobs)
         finally:
             for job in self._jobs.values():
-                job.signal(signal.SIGKILL)
+                job.kill()
         await self._changed.wait_for(lambda: not self._machine.jobs)
         for job in self._jobs.values():
             job.leave()
@@ -110,17 +109,17 @@ class Lender:
                 self._start(device)
             case TerminateJob(device):
                 get_logger().info("lent_job_stopping", device=device)
-                self._signal(device, signal.SIGTERM)
+                self._tell(device, LentJob.terminate)
             case KillJob(device):
                 get_logger().warning("lent_job_killed", device=device)
-                self._signal(device, signal.SIGKILL)
+                self._tell(device, LentJob.kill)
             case LeaveJob(device):
                 get_logger().error("lent_job_left", device=device, process_id=self._jobs[device].process_id)
 
-    def _signal(self, device: str, number: signal.Signals) -> None:
+    def _tell(self, device: str, do: Callable[[LentJob], None]) -> None:
         job = self._jobs.get(device)
         if job is not None:
-            job.signal(number)
+            do(job)
 
     def _start(self, device: str) -> None:
         def ended() -> None:

@@ -231,6 +231,7 @@ def _make_environment(
         routes=Routes(parts.monotonic),
         inbox_bytes=options.inbox_bytes,
         join_bytes=options.join_bytes,
+        delivery_seconds=options.delivery_seconds,
         on_change=on_change,
         retainer=retainer,
         checkpoints=Checkpoints(options.copies),

@@ -1,7 +1,15 @@
 """The NodeManager inside a node: carries out what the ``ManagerMachine`` decides.
 
 It waits for a message or for the machine's next deadline, calls ``handle``, and carries out the
-effects in their order: state is made durable before an order that relies on it is sent. Who leads is
+effects in their order: state is made durable before an order that relies on it is sent.
+
+Where there is more to do than it gets done, as when many nodes join at once on a busy host, three things keep
+that from feeding on itself. Events are handled as of the moment at which they came: a node whose heartbeat
+waits here is not silent. Nor is one while this process stood still (``OwnTime``). And a route table is sent
+when no event waits, or ``_TABLE_SECONDS`` behind the last one: tables that a newer one replaces at once would
+cost each node as much as those that stay.
+
+Who leads is
 the coordinator's to say; with the embedded one it is this node, from its start to its end. With others
 it is a candidate: while another leads it says so to whoever takes it for the leader. One that comes to lead
 begins with a machine of its own, from what is stored, and tells all nodes that it knows; one that has lost
@@ -10,6 +18,7 @@ the leadership drops all it knew.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
@@ -65,6 +74,7 @@ from onepiece.messages import (
 )
 from onepiece.node.control import ControlService
 from onepiece.node.options import NodeOptions
+from onepiece.node.own_time import OwnTime
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.workflows import WorkflowImports
 
@@ -72,6 +82,7 @@ _EVENTS_MAX: Final = 16_384
 _SETTLE_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 5.0
 _STORE_AGAIN_SECONDS: Final = 0.5
+_TABLE_SECONDS: Final = 1.0
 _TAKEOVER_SECONDS: Final = 3 * ASK_SECONDS + SPREAD_SECONDS_MAX
 """How long a new leader waits for nodes that have to find it: three rounds of questions, and the spread."""
 
@@ -96,7 +107,13 @@ class ManagerService:
         self._imports = imports
         self._tasks = tasks
         self._offered: tuple[RegisteredWorkflow, ...] = ()
-        self._events: asyncio.Queue[ManagerEvent] = asyncio.Queue(_EVENTS_MAX)
+        self._events: asyncio.Queue[tuple[ManagerEvent, float]] = asyncio.Queue(_EVENTS_MAX)
+        """With the moments at which they came."""
+        self._time = OwnTime(asyncio.get_running_loop().time)
+        self._handled_at = -math.inf
+        self._unsent: RouteTable | None = None
+        """The newest route table, if it was not sent yet."""
+        self._sent_at = -math.inf
         self._addresses: dict[tuple[str, int], str] = {}
         self._heard_at: dict[str, float] = {}
         self._offers: dict[tuple[str, str], list[RegisterWorkflow]] = {}
@@ -119,6 +136,7 @@ class ManagerService:
         offered = [await imports.get(reference) for reference in options.workflows]
         async with opening as coordinator, asyncio.TaskGroup() as tasks:
             service = cls(options, env, coordinator, imports, tasks)
+            tasks.create_task(service._time.keep(), name="the manager's clock")
             service._offered = tuple(RegisteredWorkflow.of(workflow.graph) for workflow in offered)
             if not coordinator.has_rivals:
                 await service._begin(await coordinator.lead())
@@ -186,12 +204,16 @@ class ManagerService:
 
     async def _work(self) -> None:
         while True:
-            deadline = self._leading.next_deadline(self._now())
-            event: ManagerEvent = Tick()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
-                    event = await self._events.get()
-            await self.take(event)
+            event, came_at = await self._next_event()
+            await self.take(event, came_at)
+
+    async def _next_event(self) -> tuple[ManagerEvent, float]:
+        """What waits longest, also behind the machine's deadline; a tick if that comes and nothing waits."""
+        deadline = self._leading.next_deadline(self._now())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(None if deadline is None else self._time.on_the_loop(deadline)):
+                return await self._events.get()
+        return (Tick(), self._now()) if self._events.empty() else self._events.get_nowait()
 
     def _step_down(self) -> None:
         self._machine = None
@@ -203,6 +225,7 @@ class ManagerService:
     def _forget_all(self) -> None:
         self._addresses.clear()
         self._heard_at.clear()
+        self._unsent = None
         while not self._events.empty():
             self._events.get_nowait()
 
@@ -228,14 +251,18 @@ class ManagerService:
         members = {} if self._machine is None else self._machine.members
         return {node_id: member.state for node_id, member in members.items()}
 
-    async def take(self, event: ManagerEvent) -> None:
-        """Let the machine decide about one event, and carry out what it says."""
-        for effect in self._leading.handle(event, self._now()):
+    async def take(self, event: ManagerEvent, came_at: float | None = None) -> None:
+        """Let the machine decide about one event, which came then or now, and carry out what it says."""
+        self._handled_at = max(self._handled_at, self._now() if came_at is None else came_at)
+        for effect in self._leading.handle(event, self._handled_at):
             await self._carry_out(effect)
+        if self._unsent is not None and (
+            self._events.empty() or self._now() >= self._sent_at + _TABLE_SECONDS
+        ):
+            self._send_tables(self._unsent)
 
     def _now(self) -> float:
-        """The loop's clock, so that the machine's deadlines are the loop's."""
-        return asyncio.get_running_loop().time()
+        return self._time.now()
 
     def _tell(self, address: str) -> None:
         """Say who leads, if that is known.
@@ -250,7 +277,7 @@ class ManagerService:
         if self._machine is None:
             return
         try:
-            self._events.put_nowait(event)
+            self._events.put_nowait((event, self._now()))
         except asyncio.QueueFull:
             get_logger().warning("manager_overloaded", dropped=type(event).__name__)  # it is sent again
 
@@ -303,9 +330,7 @@ class ManagerService:
             case StoreState(state):
                 await self._store(state)
             case PublishRoutes(table):
-                self._forget_dead()
-                for node in table.nodes:
-                    self._send_table(node.node_id, node.incarnation, table)
+                self._unsent = table
             case SendRoutes(node_id, incarnation, table):
                 self._send_table(node_id, incarnation, table)
             case SendAssign() | SendUnassign() | SendPrefetch():
@@ -353,6 +378,14 @@ class ManagerService:
         wire = None if error is None else error.to_wire()
         for ask in self._offers.pop((name, digest), []):
             self._outbox.post(ask.reply_to, WorkflowRegistered(ask.call, wire))
+
+    def _send_tables(self, table: RouteTable) -> None:
+        """Send the table to all nodes."""
+        self._unsent, self._sent_at = None, self._now()
+        self._forget_dead()
+        places = ((node.node_id, node.incarnation) for node in table.nodes)
+        known = [self._addresses[place] for place in places if place in self._addresses]
+        self._outbox.post_to_all(known, PublishedRoutes(table), replaces="routes")
 
     def _send_table(self, node_id: str, incarnation: int, table: RouteTable) -> None:
         self._post(node_id, incarnation, PublishedRoutes(table), replaces="routes")

@@ -22,7 +22,7 @@ from onepiece.core.fair_door import Weights
 from onepiece.core.move_board import StageLimits
 from onepiece.errors import ConfigError
 from onepiece.ids import NODE_NAME_CHARACTERS_MAX, is_node_name
-from onepiece.limits import OTHER_SETS_MAX, WEIGHT_MAX, WEIGHT_MIN
+from onepiece.limits import DELIVERY_PATIENCE_SECONDS, OTHER_SETS_MAX, WEIGHT_MAX, WEIGHT_MIN
 from transports import Address, TransportError
 from transports.ring.layout import PAYLOAD_BYTES_MAX as INBOX_BYTES_MAX
 
@@ -67,6 +67,7 @@ class NodeOptions:
     store_durability: str = "process"
     result_ttl_seconds: float = 3600.0
     request_timeout_seconds: float = 3600.0
+    delivery_seconds: float = DELIVERY_PATIENCE_SECONDS
     requests_max: int = 1000
     wait_factor: float | None = None
     weights: tuple[str, ...] = ()
@@ -277,6 +278,12 @@ _ROWS: Final = (
     ),
     _Row("result_ttl_seconds", "how long a result is kept", _seconds, "3600"),
     _Row("request_timeout_seconds", "deadline of requests that name none", _seconds, "3600"),
+    _Row(
+        "delivery_seconds",
+        "how long what it sends waits where no node takes it, before its request fails",
+        _seconds,
+        f"{DELIVERY_PATIENCE_SECONDS:.0f}",
+    ),
     _Row("requests_max", "requests in flight that its proxy accepts", _count, "1000"),
     _Row("wait_factor", "refuse what would wait this many times its own time", _factor, "0.2"),
     _Row("weights", "who gets how much of a full set", _text, "workflow:NAME=2,tenant:NAME=3", many=True),

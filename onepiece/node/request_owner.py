@@ -74,7 +74,7 @@ from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.request_counts import RequestCounts
 from onepiece.node.restorer import Restorer
 from onepiece.node.result_reader import ResultReader
-from onepiece.node.stage_reports import decode_report, told_apart
+from onepiece.node.stage_reports import decode_report, tell_door, told_apart
 from onepiece.record_messages import RequestRecord, RequestsHeld
 from onepiece.requests import EventKind, RequestEvent, RequestStatus
 from onepiece.runtime.environment import Environment
@@ -432,11 +432,8 @@ class RequestOwner:
 
     def _note_times(self, event: RequestEvent) -> None:
         """Let the door know how far a request is, and how long that took."""
-        now = self._env.now()
-        if event.kind is EventKind.STAGE_STARTED and event.stage is not None:
-            self._admission.started(event.uid, event.stage, event.at, now)
-        elif event.kind is EventKind.STAGE_FINISHED and event.stage is not None:
-            self._admission.finished(event.uid, event.stage, event.at, now)
+        tell_door(self._admission, event, self._env.now())
+        if event.kind is EventKind.STAGE_FINISHED and event.stage is not None:
             self._env.under_way.done(OutputKey(event.uid, INPUTS, event.stage))
 
     async def _keep_error(self, wanted: KeepError) -> None:

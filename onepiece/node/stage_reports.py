@@ -1,10 +1,11 @@
-"""What actors report of the stages of a request, as the table of its owner takes it."""
+"""What actors report of the stages of a request, as the table of its owner takes it, and then the door."""
 
 from onepiece.codec import CodecError, decode_control
+from onepiece.core.admission import Admission
 from onepiece.core.request_events import StageReported
 from onepiece.log import get_logger
 from onepiece.messages import StageProgress, StageReport
-from onepiece.requests import EventKind
+from onepiece.requests import EventKind, RequestEvent
 
 
 def decode_report(uid: str, body: bytes) -> StageReport | StageProgress | None:
@@ -35,3 +36,16 @@ def told_apart(report: StageReport) -> list[StageReported]:
                 )
             )
     return told
+
+
+def tell_door(door: Admission, event: RequestEvent, now: float) -> None:
+    """Let the door know how far a stage is with a request; of other events it wants to know nothing."""
+    if event.stage is None:
+        return
+    match event.kind:
+        case EventKind.QUEUED:
+            door.queued(event.uid, event.stage, event.at, now)
+        case EventKind.STAGE_STARTED:
+            door.started(event.uid, event.stage, event.at, now)
+        case EventKind.STAGE_FINISHED:
+            door.finished(event.uid, event.stage, event.at, now)

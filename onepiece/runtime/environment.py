@@ -17,6 +17,7 @@ from onepiece.core.routing import RouteEpoch, RouteTable, life_of, rendezvous
 from onepiece.errors import NodeUnreachable
 from onepiece.graph import WorkflowGraph
 from onepiece.limits import (
+    DELIVERY_PATIENCE_SECONDS,
     LOADS_AT_ONCE,
     PULLED_BYTES_MAX,
     REPORT_HEARD_SECONDS,
@@ -222,6 +223,8 @@ class Environment:
     """Called when an actor's state changes, so that the manager hears of it at once."""
     retainer: Retainer
     under_way: UnderWay = field(init=False)
+    delivery_seconds: float = DELIVERY_PATIENCE_SECONDS
+    """How long a message waits where no node takes it, before its request fails."""
     checkpoints: Checkpoints = field(factory=Checkpoints)
     owners: AdoptedRequests = field(factory=AdoptedRequests)
     """Control address of the owner of requests that have been adopted, by UID."""

@@ -347,6 +347,16 @@ class Outbox:
             return  # what was taken in the last moment is told to nobody: its links are gone, too
         self._link(address).post(encode_control(message), replaces, lingers=lingers)
 
+    def post_to_all(self, addresses: Sequence[str], message: object, *, replaces: object = None) -> None:
+        """Queue a control message for each of them, as ``post``; it is encoded once."""
+        body = None
+        for address in addresses:
+            if address in self._local:
+                self.post(address, message, replaces=replaces)
+            elif not self._is_closing:
+                body = encode_control(message) if body is None else body
+                self._link(address).post(body, replaces)
+
     def report(self, address: str, report: Report) -> None:
         """Tell a request's owner how a stage gets on; never waits, and lingers to share a message."""
         handler = self._local.get(address)

@@ -18,7 +18,7 @@ from attrs import define, evolve, frozen
 from onepiece.core.retention import OutputKey
 from onepiece.core.routing import ActorRoute, first_of, rendezvous
 from onepiece.errors import NodeLost, NodeUnreachable, OnePieceError
-from onepiece.limits import DELIVERY_PATIENCE_SECONDS, LOSSES_PER_MESSAGE_MAX
+from onepiece.limits import LOSSES_PER_MESSAGE_MAX
 from onepiece.messages import (
     KIND_RESULT,
     KIND_STAGE_INPUT,
@@ -84,7 +84,7 @@ class ResultDeliver:
     async def send(self, letter: Letter) -> str:
         """Send one message; as ``deliver``."""
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + DELIVERY_PATIENCE_SECONDS
+        give_up_at = loop.time() + self.env.delivery_seconds
         last: OnePieceError | None = None
         while True:
             changed = self.env.routes.changed
@@ -197,7 +197,8 @@ class ResultDeliver:
         why = f": {last}" if last is not None else ""
         return NodeLost(
             f"no node took request {target.header.uid} for {what} within "
-            f"{DELIVERY_PATIENCE_SECONDS:.0f} s{why}; see `onepiece nodes`",
+            f"{self.env.delivery_seconds:g} s{why}; see `onepiece nodes`, or give the nodes a longer "
+            "--delivery-seconds",
             uid=target.header.uid,
         )
 

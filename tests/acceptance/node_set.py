@@ -32,6 +32,8 @@ from transports import Address
 
 READY_SECONDS: Final = 600.0 if "ONEPIECE_EMULATED" in os.environ else 90.0
 """For what should take a few seconds; machines that run other things at once, or are emulated, are slow."""
+STARVED_SECONDS: Final = 600.0
+"""For one of many starts, on a machine where 90 s were not enough: a node got a twentieth of a processor."""
 END_SECONDS: Final = 60.0
 DEVICE: Final = "cpu:0=4GiB"
 
@@ -131,10 +133,12 @@ class NodeProcess:
         places = [self._ready.get(name) for name in ("address", "http", "metrics")]
         return {Address.parse(place.removesuffix("/metrics")).port for place in places if place}
 
-    def wait_listening(self) -> Mapping[str, Any]:
+    def wait_listening(self, seconds: float = READY_SECONDS) -> Mapping[str, Any]:
         """Wait for its ready file; what that says."""
         if not self._ready:
-            eventually(lambda: self.ready_path.exists() or not self.is_running, f"{self.name} listens")
+            eventually(
+                lambda: self.ready_path.exists() or not self.is_running, f"{self.name} listens", seconds
+            )
             assert self.is_running, f"{self.name} ended with status {self.process.returncode}:\n{self.log()}"
             self._ready = json.loads(self.ready_path.read_text())
         return self._ready

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.http_api import as_json
-from tests.acceptance.node_set import eventually, open_set, run_node
+from tests.acceptance.node_set import STARVED_SECONDS, eventually, open_set, run_node
 
 SEED = ("--roles", "proxy,manager,store")
 ALL_IN_ONE = ("--devices", "cpu:0=4GiB")
@@ -106,18 +106,28 @@ def test_default_nodes_share_a_host(tmp_path: Path) -> None:
             assert a_set.api(node).client.get("/healthz").status_code == 200
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.full)])
+STARTS_AT_ONCE = 50
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(12, marks=pytest.mark.timeout(600)),
+        pytest.param(STARTS_AT_ONCE, marks=[pytest.mark.full, pytest.mark.timeout(3 * STARVED_SECONDS)]),
+    ],
+)
 def test_concurrent_starts_have_addresses_of_their_own(tmp_path: Path, count: int) -> None:
     """Workers that start at once get each its own address and name, and all join (fault 123)."""
     with open_set(tmp_path / "set") as a_set:
         seed = a_set.start(*SEED, "--workers", f"{count}")
         seed.wait_listening()
         workers = [a_set.start_worker() for _ in range(count)]
+        for worker in workers:
+            worker.wait_listening(STARVED_SECONDS)
         assert len({worker.address for worker in workers}) == count
         ids = {worker.node_id for worker in workers}
         assert len(ids) == count
-        eventually(lambda: ids < a_set.api().nodes().keys(), "all have joined")
+        eventually(lambda: ids < a_set.api().nodes().keys(), "all have joined", STARVED_SECONDS)
 
 
 def test_two_processes_of_one_name(tmp_path: Path) -> None:

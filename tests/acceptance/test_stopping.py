@@ -9,17 +9,20 @@ import pytest
 
 from stages.synthetic import CHAIN_STAGES, expected_digest
 from tests.acceptance.http_api import Api
-from tests.acceptance.node_set import NodeProcess, NodeSet, eventually, open_set
+from tests.acceptance.node_set import STARVED_SECONDS, NodeProcess, NodeSet, eventually, open_set
 
 AT_ONCE = 130
 UNFINISHED = 1
+SEED = ("--roles", "proxy,manager,store", "--workflow", "stages.synthetic:chain")
+NOBODY_ELSE = ("--delivery-seconds", "1")
+"""How long the seed waits for another worker, where none comes."""
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[NodeSet]:
     """A seed without actors, and a worker."""
     with open_set(tmp_path / "set") as a_set:
-        a_set.start("--roles", "proxy,manager,store", "--workflow", "stages.synthetic:chain")
+        a_set.start(*SEED)
         a_set.start_worker()
         a_set.wait_ready()
         yield a_set
@@ -27,9 +30,9 @@ def pair(tmp_path: Path) -> Iterator[NodeSet]:
 
 @pytest.fixture(scope="module")
 def long_lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeSet]:
-    """A seed without actors; tests start the workers that they stop."""
+    """A seed without actors; tests start the workers that they stop. No other comes in their place."""
     with open_set(tmp_path_factory.mktemp("impatient") / "set") as a_set:
-        a_set.start("--roles", "proxy,manager,store", "--workflow", "stages.synthetic:chain")
+        a_set.start(*SEED, *NOBODY_ELSE)
         yield a_set
 
 
@@ -69,7 +72,7 @@ def test_worker_finishes_what_runs(pair: NodeSet) -> None:
 def test_draining_actors_are_replaced_first(tmp_path: Path) -> None:
     """Where another worker has room the actors move before the old ones end: no request fails."""
     with open_set(tmp_path / "set") as a_set:
-        a_set.start("--roles", "proxy,manager,store", "--workflow", "stages.synthetic:chain")
+        a_set.start(*SEED)
         a_set.start_worker()
         a_set.wait_ready()
         [leaving] = a_set.workers
@@ -111,7 +114,7 @@ def test_stage_that_never_returns_cannot_keep_its_node(impatient: NodeSet, failu
 def test_second_signal_stops_at_once(tmp_path: Path) -> None:
     """A node that drains for minutes ends at the second signal, with a status of its own (fault 127)."""
     with open_set(tmp_path / "set") as a_set:
-        a_set.start("--roles", "proxy,manager,store", "--workflow", "stages.synthetic:chain")
+        a_set.start(*SEED, *NOBODY_ELSE)
         a_set.start_worker("--drain-seconds", "600")
         a_set.wait_ready()
         [worker] = a_set.workers
@@ -156,8 +159,18 @@ def test_signal_before_it_is_up(tmp_path: Path) -> None:
         assert node.wait() == 0
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("kills", [1, pytest.param(100, marks=pytest.mark.full)])
+KILLS_MAX = 100
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(1, marks=pytest.mark.timeout(240)),
+        pytest.param(
+            KILLS_MAX, marks=[pytest.mark.full, pytest.mark.timeout(STARVED_SECONDS + 30 * KILLS_MAX)]
+        ),
+    ],
+)
 def test_killed_node_leaves_nothing_for_long(tmp_path: Path, kills: int) -> None:
     """The directory of a node that was killed is removed by the next one that starts (faults 39, 67)."""
     with open_set(tmp_path / "set") as a_set:
@@ -172,7 +185,7 @@ def test_killed_node_leaves_nothing_for_long(tmp_path: Path, kills: int) -> None
             killed.kill()
             a_set.forget(killed)
             killed = a_set.start("--devices", "cpu:0=1GiB")
-            killed.wait_listening()
+            killed.wait_listening(STARVED_SECONDS)
             assert not left.exists()
             assert kept.exists(), "the directory of a node that runs was removed"
             [left] = set(a_set.temporary.iterdir()) - {kept}

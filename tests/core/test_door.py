@@ -231,6 +231,23 @@ def test_accepted_requests_are_quick_and_the_stages_busy(load: float) -> None:
     assert loaded.rate >= 0.95 * min(setting.rate, loaded.offered / setting.seconds)
 
 
+@pytest.mark.parametrize("report_seconds", [0.0, 0.1])
+def test_short_stages_are_kept_busy_though_the_way_to_them_is_long(report_seconds: float) -> None:
+    """One worker of 0.2 s, 0.06 s from the door to it and 0.02 s back: it does not idle for that long."""
+    setting = Setting(
+        (SimStage(0.2, 1, 0.02),),
+        seconds=60.0,
+        warm_seconds=10.0,
+        report_seconds=report_seconds,
+        entry_seconds=0.06,
+        exit_seconds=0.02,
+    )
+    unloaded = run(setting, [Source(0.05)])
+    loaded = run(setting, [Source(14.0)])
+    assert loaded.rate >= 0.97 * setting.rate
+    assert loaded.quantile(0.95) <= 1.2 * unloaded.quantile(0.95)
+
+
 def test_a_tenant_that_insists_gets_no_more() -> None:
     """Ten times as many requests as another's get no more than their half; weights are kept (fault 135)."""
     setting = Setting(_STAGES, seconds=60.0, warm_seconds=30.0)

@@ -214,3 +214,50 @@ def test_the_mean_alone_is_that_of_both() -> None:
             seen = live.time("a", size_class)
             assert seen is not None
             assert live.mean_seconds("a", size_class) == pytest.approx(seen[0])
+
+
+def test_a_worker_that_is_free_when_a_request_gets_there_lets_nobody_wait() -> None:
+    """The way to a stage is learned: it is no waiting, and the worker need not idle for as long."""
+    forecast = _forecast({"a": 1.0}, {"a": 1})
+    for number in range(3):
+        at, uid = 10.0 * number, str(number)
+        forecast.take(uid, "video", "", at)
+        forecast.queued(uid, "0", at + 0.2, at + 0.2)
+        forecast.started(uid, "0", at + 0.2, at + 0.2)
+        forecast.finished(uid, "0", at + 1.2, at + 1.2)
+        forecast.drop(uid)
+    forecast.take("runs", "video", "", 50.0)
+    forecast.queued("runs", "0", 50.2, 50.2)
+    forecast.started("runs", "0", 50.2, 50.2)
+    for now, wait in ((50.5, 0.5), (51.0, 0.0), (60.0, 0.0)):
+        prediction = forecast.predict("video", "", now)
+        assert prediction is not None
+        assert prediction.unloaded_seconds == pytest.approx(1.2)
+        assert prediction.wait_seconds == pytest.approx(wait)
+
+
+def test_a_way_is_bounded_and_only_of_what_was_seen() -> None:
+    """Neither a client that takes a minute for its body, nor a clock ahead of ours, moves it far."""
+    for queued_at, way in ((70.0, 1.0), (-5.0, 0.0)):
+        forecast = _forecast({"a": 1.0}, {"a": 1})
+        forecast.take("one", "video", "", 10.0)
+        forecast.queued("one", "0", queued_at, 80.0)
+        forecast.started("one", "0", 80.0, 80.0)
+        forecast.finished("one", "0", 81.0, 81.0)
+        prediction = forecast.predict("video", "", 100.0)
+        assert prediction is not None
+        assert prediction.unloaded_seconds == pytest.approx(1.0 + way)
+
+
+def test_a_worker_that_was_busy_a_moment_ago_has_not_begun_before_that() -> None:
+    """What waits, and may run without our knowing, begins no earlier than the one before ended."""
+    forecast = _forecast({"a": 1.0}, {"a": 1})
+    for uid in ("one", "two"):
+        forecast.take(uid, "video", "", 10.0)
+        forecast.queued(uid, "0", 10.0, 10.1)
+    forecast.started("one", "0", 10.0, 10.1)
+    forecast.finished("one", "0", 11.0, 11.1)
+    forecast.drop("one")
+    prediction = forecast.predict("video", "", 11.1)
+    assert prediction is not None
+    assert prediction.finish_at == pytest.approx(13.0)

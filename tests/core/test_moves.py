@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from onepiece.core.capacity import CapacityModel, Demand, WorkflowShape
 from onepiece.core.inventory import DeviceKind
-from onepiece.core.move_board import DeviceInfo, Load, PlacedActor, StageLimits
+from onepiece.core.move_board import DeviceInfo, KeptBoard, Load, PlacedActor, StageLimits
 from onepiece.core.moves import Decision, MovePolicy, decide
 from onepiece.core.service_times import StageProfile, Timing
 from tests.core.capacity_parts import GIB, make_stage
@@ -237,6 +237,24 @@ def test_what_every_decision_keeps(
     used = model.utilisation(demands, counts)
     if found.moves and not limits:
         assert max(used.values()) <= max(found.utilisation.values())
+
+
+@given(made=_sets(), limits=_LIMITS, factors=st.lists(st.integers(0, 30), min_size=2, max_size=5))
+@settings(deadline=None, max_examples=100)
+def test_a_board_that_is_kept_changes_no_decision(
+    made: tuple[CapacityModel, dict[str, float], list[DeviceInfo], list[PlacedActor]],
+    limits: dict[str, StageLimits],
+    factors: list[int],
+) -> None:
+    """However the load changed meanwhile, and whatever was decided before: as with a board filled anew."""
+    model, load, devices, actors = made
+    kept = KeptBoard()
+    for number, factor in enumerate(factors):
+        demands = tuple(Demand(name, rate * factor / 10) for name, rate in load.items())
+        loads = [Load(demands[number % 2 :], 100.0), Load(demands, 100_000.0)]
+        gave, took = ({demands[0].workflow}, {demands[-1].workflow}) if number % 3 == 1 else (set(), set())
+        fresh = decide(model, loads, devices, actors, limits, gave=gave, took=took)
+        assert decide(model, loads, devices, actors, limits, gave=gave, took=took, kept=kept) == fresh
 
 
 @given(made=_sets())

@@ -8,7 +8,7 @@ import pytest
 from onepiece.errors import ConfigError, DeadlineExceeded
 from onepiece.runtime.workflows import WorkflowImports
 from tests.node import hop_stages
-from tests.node.hop_crashes import Trap
+from tests.node.hop_crashes import NEVER, Trap
 from tests.node.proxy_set import until
 from tests.node.test_delivery_ends import ready_set
 
@@ -27,7 +27,7 @@ async def test_an_orphan_of_a_workflow_that_is_gone_ends(
     async def stay(_: str) -> None:
         await asyncio.Event().wait()
 
-    async with ready_set(tmp_path, Trap("never"), monkeypatch) as (a_set, one, other):
+    async with ready_set(tmp_path, Trap(NEVER), monkeypatch) as (a_set, one, other):
         monkeypatch.setitem(hop_stages.hooks, "render", stay)
         handle = await one.submit("film", {"text": "ahoy"}, timeout=REQUEST_SECONDS, key="order-17")
         await until(lambda: hop_stages.runs["render"] == 1)

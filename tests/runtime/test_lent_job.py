@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,15 @@ from tests.runtime.rig import descriptors, is_alive, until
 
 _TELLS = """
 import json, os, pathlib, sys
-pathlib.Path(sys.argv[1]).write_text(json.dumps([os.nice(0), os.environ["ONEPIECE_DEVICE"], os.getpgid(0)]))
+pathlib.Path(sys.argv[1]).write_text(json.dumps([os.nice(0), os.environ["ONEPIECE_DEVICE"], os.getsid(0)]))
 """
 _LEAVES_A_CHILD = """
 import pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 path = pathlib.Path(sys.argv[1])
+large = "import sys, time; held = b'1' * 2**28; print(flush=True); time.sleep(3600)"
+apart = sys.argv[2].endswith("apart")
+child = subprocess.Popen([sys.executable, "-c", large], stdout=subprocess.PIPE, start_new_session=apart)
+child.stdout.readline()
 path.with_suffix(".partial").write_text(str(child.pid))
 path.with_suffix(".partial").rename(path)
 if sys.argv[2] == "stays":
@@ -41,12 +46,12 @@ class Watched:
 
 
 async def test_it_is_of_low_priority_and_knows_its_device(tmp_path: Path) -> None:
-    """Nice 19, the device's name in its environment, a process group of its own; nothing stays open."""
+    """Nice 19, the device's name in its environment, a session of its own; nothing stays open."""
     before = descriptors()
     watched = Watched(sys.executable, "-c", _TELLS, str(tmp_path / "told"))
-    group = watched.job.process_id
+    session = watched.job.process_id
     assert await watched.how() == "exited with status 0"
-    assert json.loads((tmp_path / "told").read_text()) == [19, "cpu:1", group]
+    assert json.loads((tmp_path / "told").read_text()) == [19, "cpu:1", session]
     assert descriptors() == before
 
 
@@ -63,25 +68,35 @@ async def test_its_end_is_told_as_it_was(command: list[str], how: str) -> None:
     assert await Watched(*command).how() == how
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_a_signal_reaches_all_of_it(number: signal.Signals, tmp_path: Path) -> None:
-    """The command and the processes that it has started."""
+@pytest.mark.parametrize(("end", "by"), [(LentJob.terminate, "SIGTERM"), (LentJob.kill, "SIGKILL")])
+async def test_its_end_is_that_of_all_of_it(end: Callable[[LentJob], None], by: str, tmp_path: Path) -> None:
+    """The command, and a process that it has started, which the kernel takes long to take apart."""
     path = tmp_path / "child"
     watched = Watched(sys.executable, "-c", _LEAVES_A_CHILD, str(path), "stays")
     await until(path.exists)
-    watched.job.signal(number)
-    assert (await watched.how()).startswith(f"was killed by {number.name}")
-    await until(lambda: not is_alive(int(path.read_text())))
+    end(watched.job)
+    assert (await watched.how()).startswith(f"was killed by {by}")
+    assert not is_alive(int(path.read_text()))
 
 
-async def test_what_it_has_started_ends_with_it(tmp_path: Path) -> None:
-    """A child that outlives the command is killed."""
+async def test_a_killed_keeper_leaves_nothing(tmp_path: Path) -> None:
+    """As when memory runs out: what it had is killed by the node before the end is told."""
+    path = tmp_path / "child"
+    watched = Watched(sys.executable, "-c", _LEAVES_A_CHILD, str(path), "stays")
+    await until(path.exists)
+    os.kill(watched.job.process_id, signal.SIGKILL)
+    assert (await watched.how()).startswith("was killed by SIGKILL")
+    assert not is_alive(int(path.read_text()))
+
+
+@pytest.mark.parametrize("how", ["ends", "ends, apart"])
+async def test_what_it_has_started_ends_with_it(how: str, tmp_path: Path) -> None:
+    """A child that outlives the command is killed, also one in a session of its own."""
     path = tmp_path / "child"
     assert (
-        await Watched(sys.executable, "-c", _LEAVES_A_CHILD, str(path), "ends").how()
-        == "exited with status 0"
+        await Watched(sys.executable, "-c", _LEAVES_A_CHILD, str(path), how).how() == "exited with status 0"
     )
-    await until(lambda: not is_alive(int(path.read_text())))
+    assert not is_alive(int(path.read_text()))
 
 
 def test_it_sees_its_gpu_alone() -> None:

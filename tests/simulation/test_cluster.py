@@ -80,6 +80,16 @@ def test_some_seeds_hold() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [14, 26])
+def test_instances_move_and_every_promise_holds(seed: int) -> None:
+    """Under a load that shifts, while nodes are cut off, killed and slow: what moves loses no request."""
+    done = simulate("--rebalance", "--requests", "60", "--seed", str(seed))
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert re.search(rf"seed {seed} .* [1-9]\d* moves", done.stdout), "nothing moved, so this shows nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_seed_is_the_same_run_each_time() -> None:
     """What is told of a run, and the hash over all that was sent, is the same byte for byte."""
     once, again = (simulate("--seed", "11", "--verbose", "--requests", "8").stdout for _ in range(2))

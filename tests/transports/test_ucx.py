@@ -4,17 +4,19 @@ import asyncio
 import ctypes
 import gc
 import os
+import resource
 import subprocess
 import sys
 import weakref
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
 from attrs import evolve
 
 from transports import tcp_frames as frames
-from transports._libucp import LIBRARY_VARIABLE, UcpError, UcpMissingError, load
+from transports._libucp import LIBRARY_VARIABLE, UcpError, UcpMissingError, UcpStarvedError, load
 from transports.address import Address
 from transports.channel import open_receiver, open_sender
 from transports.errors import (
@@ -38,6 +40,7 @@ from transports.ucx import UcxTransport
 from transports.ucx_link import Offer, Requirement, Wire, WireKind
 from transports.ucx_owner import UcxRegion
 from transports.ucx_producer import UcxMemory
+from transports.ucx_worker import Role, Worker
 
 HERE = Address.parse("ucx://127.0.0.1:0")
 SECRET = Options(secret=b"of this cluster")
@@ -94,6 +97,43 @@ def test_a_library_that_is_not_there_is_named() -> None:
     )
     for part in ("/nowhere/libucp.so.0", "onepiece[ucx]", LIBRARY_VARIABLE):
         assert part in done.stdout
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Have this process open no more than so many files."""
+    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unused = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+    try:
+        while unused[-1] <= highest:  # what lies between is free, too
+            unused.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (unused[-1] + 1 + count, hard))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in unused:
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("left", [0, 3, 8])
+async def test_without_free_descriptors_the_library_is_not_called(left: int) -> None:
+    """It would end the process; the error says what to raise."""
+    with descriptors_left(left), pytest.raises(UcpStarvedError, match=r"out of file descriptors.*ulimit -n"):
+        Worker(Role.OWNER)
+
+
+@needs_libucp
+async def test_with_few_descriptors_sessions_go_on_over_their_connection() -> None:
+    """A listener and a producer each say what they lack, and the process lives."""
+    async with region() as stage:
+        with descriptors_left(8):
+            memory = await stage.connect()
+            assert "UCX cannot be used: this process" in memory.capabilities.wire
+            await memory.close()
+            with pytest.raises(ListenFailed, match="ulimit -n"):
+                async with UcxTransport().listen(HERE, SECRET):
+                    pass
 
 
 @pytest.mark.parametrize(
