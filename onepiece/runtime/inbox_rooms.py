@@ -54,7 +54,7 @@ class InboxRooms:
         assert delivery.on_device is not None
         room = _Room()
         self.occupied += 1
-        # By a weak reference: what an actor's end leaves behind may refer to the room, and it must not be kept
+        # By a weak reference: what an actor's end leaves behind may refer to the room, and must not be kept
         # by what waits for the room's end.
         weakref.finalize(room, _leave, weakref.ref(self), delivery).atexit = False
         return delivery.on_device.kept_by(room)
