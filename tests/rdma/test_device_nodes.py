@@ -42,6 +42,8 @@ def over_verbs(tmp_path: Path) -> Iterator[NodeSet]:
         yield a_set
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_adapters_write_into_the_inboxes_of_nodes(tmp_path: Path) -> None:
     """Tensors come from stage to stage bit for bit; nothing passes through the host that is not retained."""
     gpu_stages.reset()
