@@ -1,11 +1,15 @@
-"""Out of a received message: one copy, after which nothing refers to the message any more."""
+"""Out of a received message: one copy, after which nothing refers to the message any more.
+
+What lies in a device's memory and is wanted there as a tensor is not copied: that tensor is the message's own
+bytes, and keeps them.
+"""
 
 from typing import Any, Final
 
 from onepiece import _torch
 from onepiece._annotations import build_record, record_class
 from onepiece._values import check_value
-from onepiece._wire import Wire, WireBytes, WireRecord, WireTensor, WireText
+from onepiece._wire import Wire, WireBytes, WireRecord, WireTensor, WireText, in_host
 from onepiece.errors import CodecError
 from onepiece.tensor import numpy_dtype, numpy_from_buffer
 from onepiece.types import ANY, Kind, TypeSpec
@@ -42,10 +46,11 @@ def materialise(value: Wire, spec: TypeSpec, device: str = "cpu") -> Any:
         device: Where torch tensors are made: ``cpu``, ``cuda:0``.
 
     Returns:
-        A value that no longer refers to the message.
+        A value that no longer refers to the message, but for the tensors on ``device`` of a message there.
 
     Raises:
         CodecError: The value is not of this type, or its dtype does not exist here.
+        DeviceError: (of transports) The device of such a message refuses a copy.
     """
     why = check_value(spec, value)
     if why is not None:
@@ -59,10 +64,10 @@ def _copied(value: Wire, spec: TypeSpec, device: str) -> Any:
     if isinstance(value, WireTensor):
         return _tensor(value, spec, device)
     if isinstance(value, WireBytes):
-        return bytes(value.buffer)
+        return bytes(in_host(value.buffer))
     if isinstance(value, WireText):
         try:
-            return str(value.buffer, "utf-8")
+            return str(in_host(value.buffer), "utf-8")
         except UnicodeDecodeError as error:
             raise CodecError(f"a text that is no UTF-8: {error}") from error
     if isinstance(value, WireRecord):
@@ -106,13 +111,17 @@ def _record(value: WireRecord, spec: TypeSpec, device: str) -> Any:
 
 def _tensor(value: WireTensor, spec: TypeSpec, device: str) -> Any:
     wants_torch = spec.kind is Kind.TORCH or (spec.kind is not Kind.ARRAY and _torch.is_imported())
-    if wants_torch and _torch.has_dtype(value.dtype):
-        return _torch.from_buffer(value.dtype, value.shape, value.buffer, device)
+    wants_torch = wants_torch and _torch.has_dtype(value.dtype)
+    if wants_torch and not isinstance(value.buffer, memoryview) and value.buffer.device.name == device:
+        return _torch.over_span(value.dtype, value.shape, value.buffer, device)
+    buffer = in_host(value.buffer)
+    if wants_torch:
+        return _torch.from_buffer(value.dtype, value.shape, buffer, device)
     if spec.kind is not Kind.TORCH:
-        return numpy_from_buffer(value.dtype, value.shape, value.buffer)
+        return numpy_from_buffer(value.dtype, value.shape, buffer)
     dtype = numpy_dtype(value.dtype)
     native = dtype.newbyteorder("=")
     if not _torch.has_dtype(native.name):
         raise CodecError(f"torch has no dtype {value.dtype}; annotate the parameter as numpy.ndarray")
-    array = numpy_from_buffer(value.dtype, value.shape, value.buffer)
+    array = numpy_from_buffer(value.dtype, value.shape, buffer)
     return _torch.from_array(array.astype(native, copy=False), device)

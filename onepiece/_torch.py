@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+    from transports.device_memory import DeviceSpan
+
     Group: TypeAlias = ProcessGroup | None
 
 _NAME_PREFIX: Final = "torch."
@@ -62,19 +64,27 @@ def wire_name(tensor: "torch.Tensor") -> str:
     return name
 
 
+def is_on_gpu(tensor: "torch.Tensor") -> bool:
+    """Whether there is something of the tensor in a CUDA device's memory."""
+    return tensor.device.type == "cuda" and tensor.numel() > 0
+
+
 def buffer(tensor: "torch.Tensor") -> memoryview:
     """The tensor's elements in C order, in host memory."""
-    torch = _module()
     if tensor.numel() == 0:
         return memoryview(b"")
+    array: np.ndarray[Any, Any] = elements(tensor).cpu().numpy()
+    return array.data
+
+
+def elements(tensor: "torch.Tensor") -> "torch.Tensor":
+    """The bytes of the tensor's elements in C order, on its device: its own memory if they lie so there."""
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
     # Contiguous first: of an expanded tensor on another device only its elements cross over. Then the
     # strides anew, as torch calls a tensor of one element contiguous whatever its stride.
-    flat = plain.contiguous().as_strided((plain.numel(),), (1,)).view(torch.uint8)
-    array: np.ndarray[Any, Any] = flat.cpu().numpy()
-    return array.data
+    return plain.contiguous().as_strided((plain.numel(),), (1,)).view(_module().uint8)
 
 
 _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
@@ -155,6 +165,12 @@ def from_buffer(name: str, shape: tuple[int, ...], view: memoryview, device: str
         np.copyto(flat.numpy(), source)
         flat = flat.to(device)
     return flat.view(dtype).view(shape)
+
+
+def over_span(name: str, shape: tuple[int, ...], span: "DeviceSpan", device: str) -> Any:
+    """A tensor on ``device`` whose memory is the span, which lies there; nothing is copied."""
+    torch = _module()
+    return torch.as_tensor(span, device=device).view(getattr(torch, name)).view(shape)
 
 
 def from_array(array: "np.ndarray[Any, Any]", device: str) -> Any:

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from onepiece import _torch, limits
+from onepiece import _on_device, _torch, limits
 from onepiece._annotations import record_fields, record_name
 from onepiece._cbor import ARRAY_TYPES, MAP_TYPES, CBORTag
-from onepiece._wire import Wire, WireBytes, WireRecord, WireTensor, WireText
+from onepiece._wire import Buffer, Wire, WireBytes, WireRecord, WireTensor, WireText
 from onepiece.errors import CodecError
 from onepiece.tensor import item_bytes, numpy_buffer, numpy_wire_name
 
@@ -35,11 +35,19 @@ TENSOR: Final = 20305
 
 
 class TreeWriter:
-    """Turns values into trees and collects the buffers that belong beside them."""
+    """Turns values into trees and collects the buffers that belong beside them.
 
-    def __init__(self, inline_bytes_max: int = limits.INLINE_BYTES_MAX) -> None:
+    Args:
+        inline_bytes_max: Texts and bytes up to this length stand in the tree.
+        leaves_on_device: The buffer of a tensor on a GPU is its memory there, and no copy in the host's.
+    """
+
+    def __init__(
+        self, inline_bytes_max: int = limits.INLINE_BYTES_MAX, *, leaves_on_device: bool = False
+    ) -> None:
         self._inline_bytes_max = inline_bytes_max
-        self.buffers: list[bytes | memoryview] = []
+        self._leaves_on_device = leaves_on_device
+        self.buffers: list[bytes | Buffer] = []
         self._nodes = 0
 
     def write(self, value: Any, path: str, depth: int = 0) -> Any:
@@ -110,16 +118,22 @@ class TreeWriter:
         return CBORTag(BYTES, self._add(view.cast("B")))
 
     def _write_tensor(self, value: Any, path: str) -> CBORTag:
+        buffer: Buffer
         try:
             if isinstance(value, np.ndarray):
                 if isinstance(value, np.ma.MaskedArray):
                     raise CodecError("a masked array has no form on the wire; send its data and its mask")
                 name, buffer = numpy_wire_name(value.dtype), numpy_buffer(value)
             else:
-                name, buffer = _torch.wire_name(value), _torch.buffer(value)
+                name, buffer = _torch.wire_name(value), self._buffer_of(value)
         except CodecError as error:
             raise CodecError(f"{path}: {error.message}") from error
         return CBORTag(TENSOR, [self._add(buffer), name, list(value.shape)])
+
+    def _buffer_of(self, tensor: Any) -> Buffer:
+        if self._leaves_on_device and _torch.is_on_gpu(tensor):
+            return _on_device.span_of(tensor)
+        return _torch.buffer(tensor)
 
     def _write_wire(self, value: WireTensor | WireBytes | WireText) -> CBORTag:
         number = self._add(value.buffer)
@@ -127,7 +141,7 @@ class TreeWriter:
             return CBORTag(TENSOR, [number, value.dtype, list(value.shape)])
         return CBORTag(BYTES if isinstance(value, WireBytes) else TEXT, number)
 
-    def _add(self, buffer: bytes | memoryview) -> int:
+    def _add(self, buffer: bytes | Buffer) -> int:
         if len(self.buffers) == limits.BUFFERS_MAX:
             raise CodecError(f"more than {limits.BUFFERS_MAX} tensors and long values in one message")
         self.buffers.append(buffer)
@@ -143,8 +157,8 @@ def _bounded_integer(value: int, path: str) -> int:
 class TreeReader:
     """Turns trees from the wire into values whose leaves point into the buffers; trusts nothing."""
 
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
-        self._buffers: dict[int, memoryview] = dict(enumerate(buffers))
+    def __init__(self, buffers: Sequence[Buffer]) -> None:
+        self._buffers: dict[int, Buffer] = dict(enumerate(buffers))
         self._nodes = 0
 
     def read(self, tree: Any, depth: int = 0) -> Wire:
@@ -207,13 +221,13 @@ class TreeReader:
             raise CodecError("a tensor whose dimensions multiply to more than 63 bits")
         buffer = self._take(number)
         wanted = elements * size
-        if wanted != buffer.nbytes:
+        if wanted != len(buffer):
             raise CodecError(
-                f"a tensor {dtype}{list(shape)} of {wanted} bytes with a buffer of {buffer.nbytes}"
+                f"a tensor {dtype}{list(shape)} of {wanted} bytes with a buffer of {len(buffer)}"
             )
         return WireTensor(dtype, tuple(shape), buffer)
 
-    def _take(self, number: Any) -> memoryview:
+    def _take(self, number: Any) -> Buffer:
         if type(number) is not int or number not in self._buffers:
             raise CodecError(f"the buffer {number!r} does not exist, or belongs to another value already")
         return self._buffers.pop(number)

@@ -18,7 +18,7 @@ from attrs import frozen
 
 from onepiece.codec import decode_control, encode_control, register
 from onepiece.errors import CodecError
-from transports import Bytes
+from transports.operations import Content
 
 
 @register
@@ -80,7 +80,7 @@ class OutputRestored:
 _LENGTH = Struct("<I")
 
 
-def with_header(parts: Sequence[Bytes], header: CheckpointInput) -> list[Bytes]:
+def with_header(parts: Sequence[Content], header: CheckpointInput) -> list[Content]:
     """A packed ``StageInput`` with what it is behind it: the message itself is kept as it is."""
     encoded = encode_control(header)
     return [*parts, encoded, _LENGTH.pack(len(encoded))]

@@ -19,11 +19,14 @@ A tensor's buffer holds its elements in C order and nothing else. On the way out
 memory wherever that lies so already; on the way in ``unpack`` copies nothing, and ``materialise``
 copies once, from the message to the device. Whether bytes were damaged on the way is the ring's
 business (it hashes); here damaged bytes give ``CodecError`` or another value, never anything else.
+
+The buffers may lie in a device's memory (``pack_on_device``, ``Apart``): one behind the other as they would
+here, while the head alone is in the host's.
 """
 
 import struct
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from attrs import frozen
 
@@ -37,17 +40,20 @@ from onepiece._control import (
 )
 from onepiece._materialise import materialise, select
 from onepiece._tree import TreeReader, TreeWriter
-from onepiece._wire import Wire, WireBytes, WireRecord, WireTensor, WireText
+from onepiece._wire import Buffer, Wire, WireBytes, WireRecord, WireTensor, WireText, in_host
 from onepiece.errors import CodecError, InvalidInput
 from onepiece.types import ANY, TypeSpec
 
 if TYPE_CHECKING:  # whoever only defines stages is spared the transports
-    from transports.operations import Bytes
+    from transports.device_memory import DeviceSpan
+    from transports.operations import Bytes, Content
 
 __all__ = [
     "VALUE_CONTENT_TYPE",
+    "Apart",
     "CodecError",
     "Packed",
+    "PackedAnywhere",
     "Unpacked",
     "Wire",
     "WireBytes",
@@ -56,8 +62,11 @@ __all__ = [
     "WireText",
     "decode_control",
     "encode_control",
+    "head_bytes",
+    "in_host",
     "materialise",
     "pack",
+    "pack_on_device",
     "register",
     "select",
     "unpack",
@@ -77,11 +86,47 @@ Header = TypeVar("Header")
 
 
 @frozen
-class Packed:
-    """A message ready to be sent: the concatenation of ``parts``, ``length`` bytes in all."""
+class PackedAnywhere:
+    """A message ready to be sent: the concatenation of ``parts``, ``length`` bytes in all.
+
+    Some of them may lie in a device's memory.
+    """
+
+    parts: "tuple[Content, ...]"
+    length: int
+
+
+@frozen
+class Packed(PackedAnywhere):
+    """One that lies in the host's memory."""
 
     parts: "tuple[Bytes, ...]"
     length: int
+
+
+@frozen
+class Apart:
+    """A received message whose buffers lie in a device's memory: the head, and what follows its zeros."""
+
+    head: memoryview
+    body: "DeviceSpan"
+
+    def __len__(self) -> int:
+        return self._body_start + len(self.body)
+
+    @property
+    def _body_start(self) -> int:
+        return len(self.head) + (padding_behind(len(self.head)) if len(self.body) else 0)
+
+    def part(self, start: int, end: int) -> Buffer:
+        """Some bytes of the body, counted as in the whole message."""
+        begin = self._body_start
+        return self.body[start - begin : end - begin] if end > start else memoryview(b"")
+
+    def to_host(self) -> memoryview:
+        """A copy of the whole message in the host's memory; raises ``DeviceError`` of transports."""
+        zeros = bytes(self._body_start - len(self.head))
+        return memoryview(b"".join((self.head, zeros, self.body.to_host())))
 
 
 @frozen
@@ -119,25 +164,48 @@ def pack(header: object, values: Mapping[str, Any]) -> Packed:
     Raises:
         CodecError: A value has no form on the wire; it and the part of it are named.
     """
-    writer = TreeWriter()
+    parts, length = _laid_out(TreeWriter(), header, values)
+    return Packed(cast("tuple[Bytes, ...]", parts), length)  # this writer leaves nothing anywhere else
+
+
+def pack_on_device(header: object, values: Mapping[str, Any]) -> PackedAnywhere:
+    """As ``pack``, but tensors on GPUs stay there; blocks until they have been computed.
+
+    Raises ``CodecError`` also if the driver refuses.
+    """
+    return PackedAnywhere(*_laid_out(TreeWriter(leaves_on_device=True), header, values))
+
+
+def _laid_out(
+    writer: TreeWriter, header: object, values: Mapping[str, Any]
+) -> "tuple[tuple[Content, ...], int]":
     trees = {name: writer.write(value, name) for name, value in values.items()}
-    buffers = [memoryview(buffer) for buffer in writer.buffers]
-    lengths = [buffer.nbytes for buffer in buffers]
+    lengths = [len(buffer) for buffer in writer.buffers]
     head = _cbor.encode([header_to_tree(header), trees, lengths], limits.HEADER_BYTES_MAX, "the header")
-    parts: list[Bytes] = [_PREFIX.pack(_MAGIC, len(head)) + head]
+    parts: list[Content] = [_PREFIX.pack(_MAGIC, len(head)) + head]
     length = _PREFIX.size + len(head)
-    for buffer in buffers:
-        if not buffer.nbytes:
+    for buffer in writer.buffers:
+        if not len(buffer):
             continue
-        padding = -length % limits.ALIGNMENT_BYTES
+        padding = padding_behind(length)
         if padding:
             parts.append(_ZEROS[:padding])
         parts.append(buffer)
-        length += padding + buffer.nbytes
-    return Packed(tuple(parts), length)
+        length += padding + len(buffer)
+    return tuple(parts), length
 
 
-def unpack(view: memoryview, header_type: type[Header]) -> Unpacked[Header]:
+def padding_behind(length: int) -> int:
+    """How many zeros stand between the first ``length`` bytes of a message and a buffer behind them."""
+    return -length % limits.ALIGNMENT_BYTES
+
+
+def head_bytes(begin: bytes) -> int:
+    """The length of a message's head, its first eight bytes included, which ``begin`` begins with."""
+    return _PREFIX.size + int(_PREFIX.unpack_from(begin)[1])
+
+
+def unpack(view: "memoryview | Apart", header_type: type[Header]) -> Unpacked[Header]:
     """Read a message in place.
 
     Args:
@@ -148,14 +216,21 @@ def unpack(view: memoryview, header_type: type[Header]) -> Unpacked[Header]:
     Raises:
         CodecError: The bytes are no such message.
     """
-    head, body_start, data = _head(view)
+    head, body_start, data = _head(view.head if isinstance(view, Apart) else view)
+    if isinstance(view, Apart) and body_start != len(data):
+        raise CodecError(f"a head of {body_start} bytes in {len(data)} beside a device")
     match head:
         case [header_tree, dict(trees), list(lengths)]:
             pass
         case _:
             raise CodecError("the head is not [header, values, lengths]")
     header = header_from_tree(header_tree, header_type)
-    reader = TreeReader(list(_slices(data, body_start, lengths)))
+    buffers: list[Buffer]
+    if isinstance(view, Apart):
+        buffers = [view.part(start, end) for start, end in _spans(body_start, len(view), lengths)]
+    else:
+        buffers = [data[start:end] for start, end in _spans(body_start, len(data), lengths)]
+    reader = TreeReader(buffers)
     values = reader.read(trees)
     reader.finish()
     return Unpacked(header, values)
@@ -177,21 +252,21 @@ def _head(view: memoryview) -> tuple[Any, int, memoryview]:
     return _cbor.decode(data[_PREFIX.size : end], limits.HEADER_BYTES_MAX, "the head"), end, data
 
 
-def _slices(data: memoryview, position: int, lengths: list[Any]) -> Iterator[memoryview]:
-    """The buffers behind the head; they must fill the message exactly."""
+def _spans(position: int, message_bytes: int, lengths: list[Any]) -> Iterator[tuple[int, int]]:
+    """Where the buffers behind the head begin and end; they must fill the message exactly."""
     if len(lengths) > limits.BUFFERS_MAX:
         raise CodecError(f"{len(lengths)} buffers in a message; {limits.BUFFERS_MAX} at most")
     for length in lengths:
         if type(length) is not int or length < 0:
             raise CodecError(f"a buffer of {length!r} bytes")
         if length:
-            position += -position % limits.ALIGNMENT_BYTES
-        if length > data.nbytes - position:
-            raise CodecError(f"a buffer of {length} bytes in a message of {data.nbytes}")
-        yield data[position : position + length]
+            position += padding_behind(position)
+        if length > message_bytes - position:
+            raise CodecError(f"a buffer of {length} bytes in a message of {message_bytes}")
+        yield position, position + length
         position += length
-    if position != data.nbytes:
-        raise CodecError(f"a message of {data.nbytes} bytes ends at {position}")
+    if position != message_bytes:
+        raise CodecError(f"a message of {message_bytes} bytes ends at {position}")
 
 
 def value_to_bytes(value: Any) -> "list[Bytes]":

@@ -37,6 +37,7 @@ __all__ = [
     "FromInput",
     "FromStage",
     "GraphNode",
+    "InboxMemory",
     "Isolation",
     "Kind",
     "Parameter",
@@ -83,6 +84,14 @@ class Isolation(enum.Enum):
     """In a helper process of the actor: what crashes there leaves the node alone."""
 
 
+class InboxMemory(enum.Enum):
+    """Where an instance's inputs arrive."""
+
+    HOST = "host"
+    DEVICE = "device"
+    """In the memory of the GPU that it runs on: tensors come there without passing through the host's."""
+
+
 @frozen
 class Parameter:
     """One parameter of a stage or input of a workflow."""
@@ -112,6 +121,7 @@ class StageSpec:
     concurrency: int = 1
     checkpoint: bool = False
     """Whether its output is kept in the result store until the request has ended."""
+    inbox: InboxMemory = InboxMemory.HOST
 
     @cached_property
     def _parameters_by_name(self) -> Mapping[str, Parameter]:

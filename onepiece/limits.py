@@ -60,6 +60,11 @@ PULLED_BYTES_MAX: Final = 2 * GIB
 EXPORTED_BYTES_MAX: Final = 2 * GIB
 """What one link lends to its peer until the peer has pulled it; further messages wait."""
 
+INBOX_HEAD_BYTES: Final = 8 * KIB
+"""Host memory beside each slot of an inbox in a device's memory; longer heads lie there with the payload."""
+OCCUPIED_IDLE_SECONDS: Final = 10.0
+"""How often such an inbox looks whether its stage, which has nothing in hand, keeps messages there."""
+
 assert HEADER_BYTES_MAX + BYTES_INPUT_BYTES_MAX < PULLED_BYTES_MAX <= EXPORTED_BYTES_MAX
 
 # Errors and reports, whatever a stage puts into them: well below what a message or a store takes.

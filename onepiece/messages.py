@@ -33,7 +33,7 @@ from onepiece.core.prefetches import Prefetch, PrefetchReport, StopPrefetch
 from onepiece.core.routing import RouteEpoch, RouteTable
 from onepiece.errors import CodecError
 from onepiece.requests import Terms
-from transports import Bytes
+from transports.operations import Content
 
 CONTROL_REGION: Final = "control"
 STORE_REGION: Final = "store"
@@ -86,7 +86,7 @@ _ATTEMPT: Final = Struct("<Q")
 _WAS_LOST: Final = 1 << 63
 
 
-def with_attempt(parts: Sequence[Bytes], attempt: int, *, was_lost: bool = False) -> list[Bytes]:
+def with_attempt(parts: Sequence[Content], attempt: int, *, was_lost: bool = False) -> list[Content]:
     """A packed ``StageInput`` with the attempt that it is sent for, and whether a node was lost with it.
 
     They stand behind the message, not in it: what is retained is sent again as it is.

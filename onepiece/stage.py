@@ -16,7 +16,7 @@ from onepiece._cbor import encode
 from onepiece._tree import TreeWriter
 from onepiece.context import StageContext
 from onepiece.errors import CodecError, DefinitionError
-from onepiece.graph import Isolation, Parameter, ResourceKind, Resources, StageSpec, check_value
+from onepiece.graph import InboxMemory, Isolation, Parameter, ResourceKind, Resources, StageSpec, check_value
 from onepiece.types import TypeSpec
 
 State = TypeVar("State")
@@ -150,6 +150,7 @@ def stage(
     isolation: Literal["thread", "loop", "process"] = ...,
     concurrency: int = ...,
     checkpoint: bool = ...,
+    inbox: Literal["host", "device"] = ...,
     name: str | None = ...,
 ) -> Callable[["Body[None, Inputs, Output]"], Stage[None, Inputs, Output]]: ...
 
@@ -165,6 +166,7 @@ def stage(
     isolation: Literal["thread", "loop", "process"] = ...,
     concurrency: int = ...,
     checkpoint: bool = ...,
+    inbox: Literal["host", "device"] = ...,
     name: str | None = ...,
 ) -> Callable[["Body[State, Inputs, Output]"], Stage[State, Inputs, Output]]: ...
 
@@ -181,6 +183,7 @@ def stage(
     isolation: Literal["thread", "loop", "process"] = ...,
     concurrency: int = ...,
     checkpoint: bool = ...,
+    inbox: Literal["host", "device"] = ...,
     name: str | None = ...,
 ) -> Callable[["Body[None, Inputs, Output]"], Stage[None, Inputs, Output]]: ...
 
@@ -197,6 +200,7 @@ def stage(
     isolation: Literal["thread", "loop", "process"] = ...,
     concurrency: int = ...,
     checkpoint: bool = ...,
+    inbox: Literal["host", "device"] = ...,
     name: str | None = ...,
 ) -> Callable[["Body[State, Inputs, Output]"], Stage[State, Inputs, Output]]: ...
 
@@ -214,6 +218,7 @@ def stage(
     isolation: Literal["thread", "loop", "process"] = "thread",
     concurrency: int = 1,
     checkpoint: bool = False,
+    inbox: Literal["host", "device"] = "host",
     name: str | None = None,
 ) -> Any:
     """Make a stage of an async function ``(context, inputs...) -> output``.
@@ -225,19 +230,18 @@ def stage(
             runs the function with the same inputs (``ctx.rank``, ``ctx.world_size``, ``ctx.group``).
         merge: A function that makes the result of the list of what the ranks returned, in the order of
             the ranks, whichever was first; it runs in rank 0. Without one the result is rank 0's.
-        setup: An async generator function ``(context)`` that loads, yields the state, and unloads; it
-            runs once for each instance.
-        prefetch: A plain function ``()`` that returns the paths of what ``setup`` will read, and may block,
-            to download it for instance. Where an instance takes the place of one of another stage, and both
-            do not fit side by side, these files are read into the page cache while the other still serves.
+        setup: An async generator function ``(context)``: loads, yields the state, unloads; for each instance.
+        prefetch: A plain function ``()`` that returns the paths of what ``setup`` will read, and may block.
+            Where an instance is to take another one's place, they are read while that one still serves.
         timeout: Seconds that one call may take; None leaves it to the request's deadline.
         instances: How many are wanted when nothing is known of the demand yet.
         isolation: ``"thread"`` runs the coroutine on a thread of the device's own, where it may block;
             ``"loop"`` on the node's event loop, where it must not; ``"process"`` in a helper process of the
             instance's own, which imports the stage's module itself: it may crash there, and the node lives.
         concurrency: How many calls one instance may be working on at a time.
-        checkpoint: Keep what it returns on store nodes until the request has ended, so that the
-            request goes on from there whatever nodes die.
+        checkpoint: Keep what it returns on store nodes, so that the request goes on whatever nodes die.
+        inbox: ``"device"``: inputs arrive in the memory of the instance's GPU, and tensors among them are
+            handed over as they lie there. What the function keeps of them beyond the call, it clones.
         name: The stage's name in graphs and logs; the function's if not given.
 
     Raises:
@@ -257,6 +261,7 @@ def stage(
             isolation=isolation,
             concurrency=concurrency,
             checkpoint=checkpoint,
+            inbox=inbox,
         )
 
     return decorate if function is None else decorate(function)
@@ -275,6 +280,7 @@ def _define(
     isolation: str,
     concurrency: int,
     checkpoint: bool,
+    inbox: str,
 ) -> Stage[Any, Any, Any]:
     where = f"stage {getattr(function, '__qualname__', function)!s}"
     check_name(name, where)
@@ -293,6 +299,7 @@ def _define(
         )
     if type(checkpoint) is not bool:
         raise DefinitionError(f"{where}: checkpoint is {checkpoint!r}; True or False")
+    _check_inbox(where, inbox, resources.kind, isolation)
     _check_range(where, "instances", instances, limits.INSTANCES_MAX)
     _check_range(where, "concurrency", concurrency, limits.CONCURRENCY_MAX)
     if timeout_seconds is not None and not 0 < timeout_seconds <= limits.TIMEOUT_SECONDS_MAX:
@@ -314,6 +321,7 @@ def _define(
         isolation=Isolation(isolation),
         concurrency=concurrency,
         checkpoint=checkpoint,
+        inbox=InboxMemory(inbox),
     )
     drawn = signature.replace(parameters=rest)
     return Stage(name, key, function, setup, spec, drawn, merge=merge, prefetch=prefetch)
@@ -353,6 +361,22 @@ def _check_collaboration(where: str, count: int, isolation: str, concurrency: in
             " the collectives of two would meet each other; give instances=... for more at a time"
         )
     return Isolation.PROCESS.value
+
+
+def _check_inbox(where: str, inbox: str, kind: ResourceKind, isolation: str) -> None:
+    if inbox not in {each.value for each in InboxMemory}:
+        raise DefinitionError(f"{where}: inbox is {inbox!r}; 'host' and 'device' exist")
+    if inbox == InboxMemory.HOST.value:
+        return
+    if kind is not ResourceKind.GPU:
+        raise DefinitionError(
+            f"{where}: inbox='device' is for stages on GPUs; give resources=Gpu(...), or leave inbox out"
+        )
+    if isolation == Isolation.PROCESS.value:
+        raise DefinitionError(
+            f"{where}: inbox='device' with a helper process, which cannot look into memory of the node's:"
+            " leave out isolation='process', or inbox (stages on several devices always have them)"
+        )
 
 
 def _resources(needs: Any, function: Any) -> Resources:

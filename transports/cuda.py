@@ -280,6 +280,19 @@ async def span_of(array: Any, *, stream: int | None = None) -> DeviceSpan:
 
     Cancellation: the wait goes on in its thread, and changes nothing.
     """
+    span, stream = _span_and_stream(array, stream)
+    await asyncio.to_thread(span.device.wait, stream)
+    return span
+
+
+def wait_for_span(array: Any) -> DeviceSpan:
+    """As ``span_of``, but this thread waits: for whoever is on one that may block."""
+    span, stream = _span_and_stream(array, None)
+    span.device.wait(stream)
+    return span
+
+
+def _span_and_stream(array: Any, stream: int | None) -> tuple[DeviceSpan, int | None]:
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
         raise ValueError(f"{type(array).__name__} is no array on a CUDA device: send its bytes as they are")
@@ -290,8 +303,7 @@ async def span_of(array: Any, *, stream: int | None = None) -> DeviceSpan:
     device = cuda_device(_ordinal_of(cuda.load(), address))
     if stream is None:
         stream = interface.get("stream")
-    await asyncio.to_thread(device.wait, stream)
-    return DeviceSpan(device, address, length, array)
+    return DeviceSpan(device, address, length, array), stream
 
 
 def _contiguous_bytes(interface: dict[str, Any]) -> int:

@@ -5,8 +5,8 @@ taken from the device, and given back when nobody refers to it any more, be it a
 registration or a span that somebody computes with. A ``DeviceSpan`` is some bytes of it, or of memory that
 belongs to somebody else, a tensor for instance. Nothing here knows how a device is made (``cuda``).
 
-All calls are made on the event loop and wait for their own copy only; ``Device.wait`` takes as long as the
-device computes, and is called in a thread.
+All calls wait for their own copy only, so that transports make them on the event loop; ``Device.wait`` takes
+as long as the device computes, and is called in a thread. Any thread may make any call.
 """
 
 import logging
@@ -170,6 +170,14 @@ class DeviceSpan:
         if step != 1:
             raise ValueError("bytes on a device are cut into contiguous parts only")
         return DeviceSpan(self.device, self.address + start, max(0, stop - start), self._keep)
+
+    def to_host(self) -> bytes:
+        """A copy of the bytes in the host's memory; raises ``DeviceError``."""
+        return self.device.read(self.address, self.length)
+
+    def kept_by(self, keeper: object) -> "DeviceSpan":
+        """The same bytes; whoever refers to them, or to a part of them, refers to ``keeper`` too."""
+        return DeviceSpan(self.device, self.address, self.length, (keeper, self._keep))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

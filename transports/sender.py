@@ -90,6 +90,11 @@ class Sender:
         return self._current().lender.message_bytes_max
 
     @property
+    def head_bytes_max(self) -> int:
+        """The longest head that can be sent; 0: the inbox is in the host's memory, and takes none."""
+        return self._current().welcome.geometry.head_bytes
+
+    @property
     def lent_bytes(self) -> int:
         """Bytes of messages that were sent and that the receiver was not yet seen to pull."""
         return self._current().lender.lent_bytes
@@ -483,12 +488,7 @@ class Sender:
 
     def _fail(self, failure: BaseException) -> None:
         """End the channel: the first reason stays, and everyone who waits is told."""
-        reason = failure
-        if not isinstance(reason, TransportError):
-            who = f"the sender {self._link.identity!r} to {self.address}"
-            reason = ChannelClosed(f"{who} failed: {failure!r}")
-            reason.__cause__ = failure
-        if not self._ending.reach(reason):
+        if not self._ending.reach(self._link.reason_of(failure)):
             return
         self._ended.set()
         if self._in_hand is not None:

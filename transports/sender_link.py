@@ -9,6 +9,7 @@ from attrs import define, field, frozen
 
 from transports.address import Address
 from transports.errors import (
+    ChannelClosed,
     ConnectFailed,
     HandshakeRefused,
     IdentityRefused,
@@ -137,6 +138,14 @@ class Link:
             pause, longest = _RECONNECT_PAUSE_SECONDS
             pause *= 2.0 ** min(self._in_vain, _DOUBLINGS_MAX)
             await asyncio.sleep(min(pause, longest) * self.rng.uniform(0.5, 1.0))
+
+    def reason_of(self, failure: BaseException) -> TransportError:
+        """What ends the channel, as its callers are told it."""
+        if isinstance(failure, TransportError):
+            return failure
+        reason = ChannelClosed(f"the sender {self.identity!r} to {self.address} failed: {failure!r}")
+        reason.__cause__ = failure
+        return reason
 
     def _hello(self) -> bytes:
         return Hello(self.identity).to_bytes()

@@ -25,7 +25,7 @@ from onepiece.client.api import (
     strict_json,
 )
 from onepiece.client.result_file import saving
-from onepiece.codec import VALUE_CONTENT_TYPE, WireBytes, WireText, unpack, value_from_bytes
+from onepiece.codec import VALUE_CONTENT_TYPE, WireBytes, WireText, in_host, unpack, value_from_bytes
 from onepiece.errors import (
     NodeUnreachable,
     NotReady,
@@ -357,7 +357,9 @@ def _write_bare(path: Path, bare: Path) -> bool:
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     match unpack(memoryview(mapped), type(None)).values.get("value"):
-        case WireBytes(buffer=data) | WireText(buffer=data) | (bytes() as data):
+        case WireBytes(buffer=buffer) | WireText(buffer=buffer):
+            bare.write_bytes(in_host(buffer))
+        case bytes() as data:
             bare.write_bytes(data)
         case str() as text:
             bare.write_text(text, "utf-8", newline="")

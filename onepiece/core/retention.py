@@ -148,6 +148,12 @@ class RetentionTable(Generic[Message]):
             held.place = Place.MEMORY
             self.spilling_bytes -= held.length
 
+    def exchange(self, key: OutputKey, old: Message, new: Message) -> None:
+        """The same bytes lie elsewhere now; nothing if ``old`` is not what is held in memory."""
+        held = self._held.get(key)
+        if held is not None and held.message is old:
+            held.message = new
+
     def find(self, key: OutputKey) -> "tuple[Place, Message | None] | None":
         """Where the output lies, and the message if it is in memory; None if it is not held."""
         held = self._held.get(key)

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from onepiece.codec import CodecError, Wire, WireBytes, unpack
+from onepiece.codec import CodecError, Wire, WireBytes, in_host, unpack
 from onepiece.errors import OnePieceError
 from onepiece.limits import RESULT_PIECE_BYTES_MAX
 from onepiece.log import get_logger
@@ -226,7 +226,7 @@ def _failure_of(record: StoredRecord) -> dict[str, Any]:
 def _bytes_of(value: Wire) -> Bytes:
     """The bytes of a received result, where they lie."""
     if isinstance(value, WireBytes):
-        return value.buffer
+        return in_host(value.buffer)
     if isinstance(value, bytes):
         return value
     raise CodecError(f"a result that is a {type(value).__name__} where bytes are wanted")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import define, field
 
 from onepiece.checkpoint_messages import CheckpointInput, CheckpointKept, with_header
-from onepiece.codec import Packed
+from onepiece.codec import PackedAnywhere
 from onepiece.core.membership import NodeState
 from onepiece.core.replication import copy_holders
 from onepiece.core.routing import NodeRoute
@@ -48,7 +48,7 @@ class Checkpoints:
             waiting.set_result(answer)
 
     async def keep(
-        self, outbox: Outbox, node: NodeRoute, checkpoint: CheckpointInput, packed: Packed
+        self, outbox: Outbox, node: NodeRoute, checkpoint: CheckpointInput, packed: PackedAnywhere
     ) -> bool:
         """Have one store node keep one output; false if it does not, which is logged.
 

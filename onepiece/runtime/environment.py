@@ -138,8 +138,9 @@ class Inboxes:
         leniency: Leniency | None = None,
         *,
         pulled_bytes_max: int = PULLED_BYTES_MAX,
+        memory: str = "host",
     ) -> AsyncIterator[Receiver]:
-        """Serve a ring under ``name``; leaving the block closes it."""
+        """Serve a ring under ``name``, as ``open_receiver`` does; leaving the block closes it."""
         opening = open_receiver(
             self._listener,
             name,
@@ -149,6 +150,7 @@ class Inboxes:
             clock=self._clock,
             rng=self._rng,
             fenced=self.fenced.setdefault(kind_of_inbox(name), Counter()),
+            memory=memory,
         )
         async with opening as receiver:
             for life in self._refused:

@@ -29,7 +29,9 @@ from onepiece.limits import STOPPED_UIDS_MAX, WORKFLOW_PATIENCE_SECONDS
 from onepiece.log import get_logger
 from onepiece.messages import KIND_STAGE_INPUT, OutputHeaded, StageInput, StageWasLost, split_attempt
 from onepiece.runtime.counts import REPEATED, StageCounts
+from onepiece.runtime.device_messages import from_device
 from onepiece.runtime.environment import Environment
+from onepiece.runtime.inbox_rooms import InboxRooms
 from onepiece.runtime.request_scheduler import Held, RequestScheduler, StageTask
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
 from onepiece.runtime.result_targets import StageTarget, retained_targets
@@ -67,6 +69,8 @@ class Intake:
     counts: StageCounts
     is_running: Callable[[str, str], bool]
     unusable: Callable[[], OnePieceError | None]
+    rooms: InboxRooms | None = None
+    """Of an inbox in a device's memory."""
     in_hand: int = 0
     """Messages that are just being taken in or sent on."""
     taken_at: float = float("-inf")
@@ -85,9 +89,10 @@ class Intake:
         """Take in a message; called by the event loop as soon as it is there, so this never waits."""
         self.taken_at = self.env.monotonic()
         try:
-            held = self._held(inbox, delivery)
+            held = self._held(inbox, delivery) if self.rooms is None else self._held_apart(delivery)
         except OnePieceError as error:
-            inbox.release(delivery)
+            if self.rooms is None:  # else nobody refers to it now
+                inbox.release(delivery)
             get_logger().warning("message_refused", stage=self.stage, error=str(error))
             return
         graph = self.env.routes.graphs.get(held.header.workflow)
@@ -96,6 +101,17 @@ class Intake:
             return
         assert self._tasks is not None
         self._tasks.create_task(self._take_later(held), name=f"take {held.header.uid}/{held.header.node}")
+
+    def use_rooms(self, inbox: Receiver, is_idle: Callable[[], bool]) -> InboxRooms | None:
+        """Where the inbox is in a device's memory: what gives its room back, which the caller runs."""
+        if inbox.device is not None:
+            self.rooms = InboxRooms(inbox, self.stage, is_idle, self.work.notify)
+        return self.rooms
+
+    @property
+    def occupied(self) -> int:
+        """Messages whose memory is in use, also by what has ended here."""
+        return 0 if self.rooms is None else self.rooms.occupied
 
     async def until_over(self, is_idle: Callable[[], bool]) -> None:
         """Wait until nothing is left here, and until senders have seen that all of it was taken.
@@ -153,8 +169,7 @@ class Intake:
                 )
 
     def _held(self, inbox: Receiver, delivery: Delivery) -> Held:
-        if delivery.kind != KIND_STAGE_INPUT:
-            raise CodecError(f"a message of kind {delivery.kind} came to the inbox of {self.stage}")
+        self._check_kind(delivery)
         payload, attempt, was_lost = split_attempt(delivery.payload)
         unpacked = unpack(payload, StageInput)
         released = False
@@ -167,6 +182,23 @@ class Intake:
 
         is_repeat = was_lost or attempt > 1
         return Held(unpacked.header, unpacked.values, payload, self.env.now(), attempt, release, is_repeat)
+
+    def _held_apart(self, delivery: Delivery) -> Held:
+        """A message that lies in the device's memory, which whatever lies there keeps."""
+        assert self.rooms is not None
+        payload = self.rooms.occupy(delivery)
+        self._check_kind(delivery)
+        message, attempt, was_lost = from_device(delivery.head, payload)
+        unpacked = unpack(message, StageInput)
+        is_repeat = was_lost or attempt > 1
+        now = self.env.now()
+        held = Held(unpacked.header, unpacked.values, message, now, attempt, _nothing, is_repeat)
+        held.release = held.forget
+        return held
+
+    def _check_kind(self, delivery: Delivery) -> None:
+        if delivery.kind != KIND_STAGE_INPUT:
+            raise CodecError(f"a message of kind {delivery.kind} came to the inbox of {self.stage}")
 
     def _take(self, held: Held, graph: WorkflowGraph) -> None:
         """Queue the stage task that this message completes, if it is wanted and does so."""
@@ -259,6 +291,7 @@ class Intake:
         letters = {}
         for source, held in stage_task.held.items():
             target = StageTarget(held.header, self.stage, {})
+            assert isinstance(held.payload, memoryview), "what waits for its siblings was copied out"
             letters[source] = Letter(target, [held.payload], held.attempt)
         news: OutputHeaded | StageWasLost
         self.in_hand += 1
@@ -282,3 +315,7 @@ class Intake:
         if met is None or not met.address:
             met = table.meeting_point(self.stage, header.uid)
         return None if met is None or met.actor_id == self.actor_id or not met.address else met
+
+
+def _nothing() -> None:
+    """Takes the place of what is made next."""

@@ -35,11 +35,11 @@ from onepiece.limits import (
 from onepiece.log import get_logger
 from onepiece.messages import KIND_CONTROL, Consumed
 from onepiece.runtime.control_queue import ControlQueue, control_frame
+from onepiece.runtime.device_messages import DeviceWay
 from onepiece.runtime.link_view import LinkView
 from onepiece.runtime.reports import Report, ReportQueue
 from transports import (
     Address,
-    Bytes,
     ChannelClosed,
     HttpAnswered,
     IdentityRefused,
@@ -52,6 +52,7 @@ from transports import (
     open_sender,
     transport_for,
 )
+from transports.operations import Content
 
 OVERFLOW: Final = "overflow"
 """Too many waited for a peer that takes nothing."""
@@ -82,6 +83,7 @@ class _Link:
         self.stop = asyncio.Event()
         self._under_way: OrderedDict[int, tuple[Lost | None, Taken | None]] = OrderedDict()
         """What to call when a message is lost, and when it is taken, by its number."""
+        self._way = DeviceWay(address)
         self._queue = ControlQueue()
         self._reports = ReportQueue()
         self._consumed: list[TakenOutput] = []
@@ -105,10 +107,10 @@ class _Link:
                 self.task.cancel()
 
     async def send(
-        self, parts: Sequence[Bytes], kind: int, on_lost: Lost | None, on_taken: Taken | None
+        self, parts: Sequence[Content], kind: int, on_lost: Lost | None, on_taken: Taken | None
     ) -> None:
         sender = self.ready.result() if self.ready.done() else await asyncio.shield(self.ready)
-        number = await sender.send(parts, kind=kind)
+        number = await self._way.send(sender, parts, kind)
         if on_lost is not None or on_taken is not None:
             self._under_way[number] = (on_lost, on_taken)
             self._notice_taken(sender)
@@ -293,7 +295,7 @@ class Outbox:
     async def send(
         self,
         address: str,
-        parts: Sequence[Bytes],
+        parts: Sequence[Content],
         *,
         kind: int,
         on_lost: Lost | None = None,

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeGuard
 from attrs import define, field, frozen
 
 from onepiece import _torch
-from onepiece.codec import Packed, unpack
+from onepiece.codec import PackedAnywhere, unpack
 from onepiece.core.capacity import WorkflowShape
 from onepiece.core.inventory import Device, DeviceKind
 from onepiece.core.service_times import StageProfile, Timing
@@ -26,6 +26,7 @@ from onepiece.errors import ConfigError
 from onepiece.graph import INPUTS, GraphNode, StageSpec, WorkflowGraph
 from onepiece.messages import StageInput
 from onepiece.profiles import WorkflowProfile
+from onepiece.runtime.device_messages import copied_to_host
 from onepiece.runtime.devices import DeviceThreads, count_after, open_device_threads, torch_name
 from onepiece.runtime.isolated_process import IsolatedProcess
 from onepiece.runtime.isolated_start import Surroundings
@@ -190,7 +191,7 @@ class _Profiler:
         """Take a request through all stages."""
         graph = self.workflow.graph
         header = StageInput(_UID, graph.name, "", INPUTS, "", 0.0, None, 0.0)
-        waiting: dict[str, dict[str, Packed]] = {node.id: {} for node in graph.nodes}
+        waiting: dict[str, dict[str, PackedAnywhere]] = {node.id: {} for node in graph.nodes}
         for node_id, target in input_targets(graph, header):
             waiting[node_id][INPUTS] = target.pack(inputs)
         for node in graph.nodes:
@@ -206,15 +207,15 @@ class _Profiler:
                 measured.output_bytes = max(measured.output_bytes, sent)
 
     async def _run_node(
-        self, node: GraphNode, messages: Mapping[str, Packed]
-    ) -> tuple[Mapping[str, Packed], float, int]:
+        self, node: GraphNode, messages: Mapping[str, PackedAnywhere]
+    ) -> tuple[Mapping[str, PackedAnywhere], float, int]:
         """What the node sends on, by graph node, how long its worker was busy, and memory for working."""
         graph, stage = self.workflow.graph, self.workflow.stages[node.stage]
         self.options.told(f"running {node.id}")
         stage_task = _stage_task(graph, node, messages)
         header = stage_task.header
 
-        def package(value: Any, _seconds: float) -> dict[str, Packed]:
+        def package(value: Any, _seconds: float) -> dict[str, PackedAnywhere]:
             targets = targets_of(graph, header, {}, None, 0.0)
             return {name: target.pack(value) for name, target in targets.items()}
 
@@ -267,10 +268,10 @@ class _Profiler:
             _torch.cuda_forget(int(index))
 
 
-def _stage_task(graph: WorkflowGraph, node: GraphNode, messages: Mapping[str, Packed]) -> StageTask:
+def _stage_task(graph: WorkflowGraph, node: GraphNode, messages: Mapping[str, PackedAnywhere]) -> StageTask:
     held = {}
     for source, packed in messages.items():
-        payload = memoryview(b"".join(packed.parts))
+        payload = memoryview(b"".join(copied_to_host(packed.parts)))
         unpacked = unpack(payload, StageInput)
         held[source] = Held(unpacked.header, unpacked.values, payload, 0.0, 1, lambda: None)
     sources = frozenset(graph.predecessors(node.id))

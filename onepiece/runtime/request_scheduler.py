@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from attrs import define, field
 
-from onepiece.codec import CodecError, unpack
+from onepiece.codec import Apart, CodecError, unpack
 from onepiece.core.fair_door import Weights
 from onepiece.core.live_times import LiveTimes
 from onepiece.core.waiting_order import WaitingOrder, rank
@@ -32,7 +32,7 @@ class Held:
 
     header: StageInput
     values: Mapping[str, Any]
-    payload: memoryview
+    payload: memoryview | Apart
     arrived_at: float
     attempt: int
     release: Callable[[], None]
@@ -44,6 +44,14 @@ class Held:
     @length.default
     def _length(self) -> int:
         return len(self.payload)
+
+    def in_host(self) -> memoryview:
+        """A copy of the message in the host's memory."""
+        return self.payload.to_host() if isinstance(self.payload, Apart) else memoryview(bytes(self.payload))
+
+    def forget(self) -> None:
+        """Refer to the message no longer: who lies in its memory keeps that."""
+        self.values, self.payload = {}, memoryview(b"")
 
 
 @define(eq=False)
@@ -183,7 +191,7 @@ class RequestScheduler:
                 stage=held.header.node,
             )
         self.join_bytes += held.length
-        copy = memoryview(bytes(held.payload))
+        copy = held.in_host()
         held.release()
         unpacked = unpack(copy, StageInput)
         return Held(

@@ -31,7 +31,7 @@ from onepiece.messages import (
 from onepiece.runtime.counts import PEER_LOST
 from onepiece.runtime.environment import Environment
 from onepiece.runtime.result_targets import StoreTarget, Target
-from transports import Bytes
+from transports.operations import Content
 
 
 @frozen
@@ -45,7 +45,7 @@ class Letter:
     """
 
     target: Target
-    parts: Sequence[Bytes]
+    parts: Sequence[Content]
     attempt: int = 1
     on_taken: Callable[[], None] | None = None
     is_wanted: Callable[[], bool] = lambda: True

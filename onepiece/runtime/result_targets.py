@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from onepiece.codec import Packed, pack, select, value_to_bytes
+from onepiece.codec import Packed, PackedAnywhere, pack, pack_on_device, select, value_to_bytes
 from onepiece.errors import SchemaMismatch
-from onepiece.graph import INPUTS, FromInput, WorkflowGraph
+from onepiece.graph import INPUTS, FromInput, InboxMemory, WorkflowGraph
 from onepiece.messages import STORE, ResultInput, StageInput, Trail
 from onepiece.record_messages import RequestRecord
 from onepiece.types import Kind
@@ -29,10 +29,13 @@ class StageTarget:
     parts: Mapping[str, tuple[int | str, ...]]
     """Parameter -> which item of the value."""
     is_retained: bool = True
+    inbox: InboxMemory = InboxMemory.HOST
+    """Where the stage has its inputs arrive."""
 
-    def pack(self, value: Any) -> Packed:
-        """The message with this node's parameters."""
-        return pack(self.header, {name: select(value, path) for name, path in self.parts.items()})
+    def pack(self, value: Any) -> PackedAnywhere:
+        """The message with this node's parameters; tensors on GPUs stay there if they are wanted on one."""
+        lay_out = pack_on_device if self.inbox is InboxMemory.DEVICE else pack
+        return lay_out(self.header, {name: select(value, path) for name, path in self.parts.items()})
 
 
 @frozen
@@ -106,7 +109,8 @@ def targets_of(
             retained_by=retained_by if use.is_retained else None,
             terms=header.terms,
         )
-        found[use.node.id] = StageTarget(onward, use.node.stage, use.parts, use.is_retained)
+        inbox = graph.stages[use.node.stage].inbox
+        found[use.node.id] = StageTarget(onward, use.node.stage, use.parts, use.is_retained, inbox)
     if graph.output.node == header.node:
         is_retained = graph.output.is_retained
         result = ResultInput(

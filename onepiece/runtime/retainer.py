@@ -2,6 +2,10 @@
 
 The table decides what is kept where; this carries it out: writes what is spilled to a store of the
 node's own, reads it back when it must be sent again, and lets stages wait for room.
+
+What lies on a device when it is computed is copied to the host's memory, one output at a time, while it is
+on its way already: from then on it is retained as any other, and the device has its memory back once it has
+arrived.
 """
 
 import asyncio
@@ -10,17 +14,18 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from onepiece.codec import Packed
+from onepiece.codec import PackedAnywhere
 from onepiece.core.retention import OutputKey, Place, RetentionEffect, RetentionTable, Spill
 from onepiece.errors import OnePieceError
 from onepiece.log import get_logger
+from onepiece.runtime.device_messages import in_host, lies_in_host
 from onepiece.runtime.result_targets import Target
 from onepiece.runtime.signal import Signal
 from onepiece.runtime.under_way import UnderWay
 from onepiece.store import ResultStore
-from transports import Bytes
+from transports.operations import Content
 
 _SPILLED_TYPE: Final = "application/vnd.onepiece.retained"
 _SPILLED_SECONDS: Final = 30 * 24 * 3600.0
@@ -32,7 +37,7 @@ class Output:
     """A message that is retained, and where it goes."""
 
     target: Target
-    parts: Sequence[Bytes]
+    parts: Sequence[Content]
 
 
 _AFTER_TOMBSTONES: Final = 3600.0
@@ -82,6 +87,7 @@ class Retainer:
         self._targets: dict[OutputKey, Target] = {}
         self._names: dict[OutputKey, str] = {}
         self._serial = itertools.count()
+        self._copying = asyncio.Lock()
 
     async def room(self) -> None:
         """Wait until stages may take new work.
@@ -164,10 +170,26 @@ class Retainer:
         self._table.check_invariants()
         assert self._targets.keys() == set(self.keys())
 
-    def hold(self, key: OutputKey, target: Target, packed: Packed) -> None:
+    def hold(self, key: OutputKey, target: Target, packed: PackedAnywhere) -> None:
         """Retain an output from now on."""
         self._targets[key] = target
-        self._carry_out(self._table.hold(key, Output(target, packed.parts), packed.length))
+        output = Output(target, packed.parts)
+        self._carry_out(self._table.hold(key, output, packed.length))
+        if not lies_in_host(output.parts):
+            self._tasks.create_task(self._bring_home(key, output), name=f"copied {key}")
+
+    async def _bring_home(self, key: OutputKey, output: Output) -> None:
+        """Copy an output to the host, if it is still held in the device's memory when its turn comes."""
+        async with self._copying:  # each takes a thread, and a copy in the host's memory
+            found = self._table.find(key)
+            if found is None or found[1] is not output:
+                return
+            try:
+                copied = evolve(output, parts=await in_host(output.parts))
+            except OnePieceError as error:  # it stays where it is, as long as the device has it
+                get_logger().warning("retained_output_not_copied", output=str(key), error=error.message)
+            else:
+                self._table.exchange(key, output, copied)
 
     def release(self, key: OutputKey) -> None:
         """It is needed no longer."""
@@ -241,8 +263,9 @@ class Retainer:
             return
         name = self._names[key] = f"retained-{next(self._serial)}"
         try:
+            parts = await in_host(found[1].parts)
             await self._spill.put(
-                name, found[1].parts, content_type=_SPILLED_TYPE, ttl_seconds=_SPILLED_SECONDS, now=0.0
+                name, parts, content_type=_SPILLED_TYPE, ttl_seconds=_SPILLED_SECONDS, now=0.0
             )
         except OnePieceError as error:
             get_logger().warning("retained_output_not_spilled", output=str(key), error=error.message)

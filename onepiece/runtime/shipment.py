@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import define, frozen
 
-from onepiece.codec import Packed
+from onepiece.codec import PackedAnywhere
 from onepiece.messages import StageReport
 from onepiece.runtime.request_scheduler import StageTask
 from onepiece.runtime.result_targets import Target
@@ -34,7 +34,7 @@ class Shipment:
     """A stage's value, cut into the messages that carry it on."""
 
     targets: Mapping[str, Target]
-    packed: Mapping[str, Packed]
+    packed: Mapping[str, PackedAnywhere]
     report: StageReport
     length: int
     """Bytes of all messages."""

@@ -37,6 +37,7 @@ from onepiece.limits import ISOLATED_STARTS_MAX
 from onepiece.log import get_logger
 from onepiece.messages import StageInput
 from onepiece.requests import EventKind
+from onepiece.runtime.actor_inbox import InboxRefused, open_actor_inbox
 from onepiece.runtime.actor_load import ActorLoad
 from onepiece.runtime.checkpoints import keep_outputs
 from onepiece.runtime.counts import StageCounts
@@ -50,12 +51,11 @@ from onepiece.runtime.result_deliver import Letter, ResultDeliver
 from onepiece.runtime.result_targets import targets_of
 from onepiece.runtime.shipment import Running, Shipment, always
 from onepiece.runtime.signal import Signal
-from onepiece.runtime.stage_reporter import StageReporter
+from onepiece.runtime.stage_reporter import StageReporter, cost_of
 from onepiece.runtime.task_worker import RunningStage, TaskWorker
 from onepiece.stage import Stage
-from transports import Geometry, Receiver
+from transports import Receiver
 
-_SLOTS: Final = 1024
 _CHECKPOINT: Final = "@checkpoint"
 
 
@@ -148,22 +148,32 @@ class StageActor:
 
     async def run(self) -> None:
         """Live from loading to unloading; raises only what is a bug of ours."""
-        geometry = Geometry(slot_count=_SLOTS, payload_bytes=self.env.inbox_bytes, session_count=_SLOTS)
         region = f"actor/{self.actor_id}"
-        async with self.env.inboxes.open(region, geometry) as inbox:
-            self.address = str(self.env.address.region(region))
-            async with asyncio.TaskGroup() as tasks:
-                try:
-                    if await self._load(tasks):
-                        await self._serve(inbox, tasks)
-                    else:
-                        await self._drain.wait()
-                finally:
-                    await self._unload()
+        try:
+            async with open_actor_inbox(self.env, region, self.spec, self.threads.name) as inbox:
+                self.address = str(self.env.address.region(region))
+                await self._live(inbox)
+        except InboxRefused as error:
+            self.error = str(error)
+            get_logger().error("actor_has_no_inbox", stage=self.stage.key, error=self.error)
+            self._become(ActorState.FAILED)
+            await self._drain.wait()
+
+    async def _live(self, inbox: Receiver) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                if await self._load(tasks):
+                    await self._serve(inbox, tasks)
+                else:
+                    await self._drain.wait()
+            finally:
+                await self._unload()
 
     async def _serve(self, inbox: Receiver, tasks: asyncio.TaskGroup) -> None:
         deliver = ResultDeliver(self.env)
+        rooms = self._intake.use_rooms(inbox, lambda: self.is_idle)
         workers = [
+            *([] if rooms is None else [tasks.create_task(rooms.serve())]),
             tasks.create_task(self._intake.take_from(inbox, tasks)),
             *(tasks.create_task(self._work_on(deliver, tasks)) for _ in range(self.spec.concurrency)),
             tasks.create_task(self._mend(tasks)),
@@ -186,8 +196,8 @@ class StageActor:
             self._stop(running, reason)
 
     async def _until_idle(self, inbox: Receiver) -> None:
-        """Wait until nothing is left; ``inbox.depth`` counts what intake has not seen."""
-        await self._intake.until_over(lambda: self.is_idle and inbox.depth == 0)
+        """Wait until nothing is left; ``inbox.depth`` counts what intake has not seen and what is in use."""
+        await self._intake.until_over(lambda: self.is_idle and inbox.depth == self._intake.occupied)
 
     def _become(self, state: ActorState) -> None:
         if self._drain.is_set() and state is ActorState.READY:
@@ -435,15 +445,7 @@ class StageActor:
         self, stage_task: StageTask, value: Any, started_at: float, compute_seconds: float
     ) -> "Shipment":
         now = self.env.now()
-        detail = {
-            "waited_seconds": max(0.0, started_at - stage_task.arrived_at),
-            "transfer_seconds": max(
-                0.0, *(h.arrived_at - h.header.sent_at for h in stage_task.held.values())
-            ),
-            "received_bytes": stage_task.received_bytes,
-            "compute_seconds": compute_seconds,
-            "device": self.device,
-        }
+        detail = cost_of(stage_task, started_at, compute_seconds, self.device)
         report = self._reporter.report_of(stage_task, started_at, now, detail)
         graph = self.env.routes.graphs[stage_task.workflow]
         trail = {**stage_task.trail, stage_task.node: encode_control(report)}

@@ -15,6 +15,18 @@ from onepiece.runtime.request_scheduler import StageTask
 _LOGGED_CHARACTERS: Final = 500
 
 
+def cost_of(stage_task: StageTask, started_at: float, compute_seconds: float, device: str) -> dict[str, Any]:
+    """What a stage task has cost, as its event ``stage_finished`` says it."""
+    held = stage_task.held.values()
+    return {
+        "waited_seconds": max(0.0, started_at - stage_task.arrived_at),
+        "transfer_seconds": max(0.0, *(each.arrived_at - each.header.sent_at for each in held)),
+        "received_bytes": stage_task.received_bytes,
+        "compute_seconds": compute_seconds,
+        "device": device,
+    }
+
+
 @frozen
 class StageReporter:
     """Speaks for one actor; nothing here waits."""

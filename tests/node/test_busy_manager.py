@@ -70,11 +70,19 @@ class Sent:
             self.post(address, message)
 
 
+async def pass_time(seconds: float) -> None:
+    """Wait until so much virtual time has passed."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while loop.time() < until:
+        await asyncio.sleep(until - loop.time())
+
+
 class SlowManager(ManagerService):
     """It takes long over each effect."""
 
     async def _carry_out(self, effect: ManagerEffect) -> None:
-        await asyncio.sleep(EFFECT_SECONDS)
+        await pass_time(EFFECT_SECONDS)
         await super()._carry_out(effect)
 
 
@@ -107,7 +115,7 @@ async def fifty_join(sent: Sent) -> ManagerService:
     """All at once; the manager is left when it has had the time to get done."""
     async with slow_manager(sent) as manager, asyncio.TaskGroup() as tasks:
         beating = [tasks.create_task(beat(manager, sent, number)) for number in range(NODES)]
-        await asyncio.sleep(BACKLOG_SECONDS)
+        await pass_time(BACKLOG_SECONDS)
         for task in beating:
             task.cancel()
         states = Counter(manager.node_states().values())

@@ -13,6 +13,7 @@ from onepiece.errors import StoreFull, UnknownRequest
 from onepiece.limits import CHECKPOINT_LINGER_SECONDS
 from onepiece.messages import StopRequest
 from onepiece.node.checkpoint_store import CheckpointStore
+from onepiece.runtime.device_messages import copied_to_host
 from onepiece.store import ResultStore, StoreOptions
 
 UID = "01JDWX4T9Z7Q2M3K8V5N6P0R1S"
@@ -115,7 +116,7 @@ async def test_an_unreadable_checkpoint_is_held_no_longer(tmp_path: Path) -> Non
 
 def test_a_checkpoint_carries_its_message_untouched() -> None:
     """What stands behind the message says what it is; anything else is refused."""
-    whole = b"".join(bytes(part) for part in with_header([b"mess", b"age"], HEADER))
+    whole = b"".join(copied_to_host(with_header([b"mess", b"age"], HEADER)))
     message, header = split_header(memoryview(whole))
     assert bytes(message) == b"message"
     assert header == HEADER

@@ -104,18 +104,22 @@ class ActorRig:
 
 
 @asynccontextmanager
-async def actor_rig(workflow: Workflow[Any, Any]) -> AsyncIterator[ActorRig]:
+async def actor_rig(
+    workflow: Workflow[Any, Any], *, device: str = "cpu:0", inbox_bytes: int = 1 << 24, scheme: str = "local"
+) -> AsyncIterator[ActorRig]:
     """Run an actor until the block ends; it must have ended then without an error of ours."""
-    address = Address.parse(f"local://actor-rig-{next(_HOUSES)}")
-    control = f"{address}/control"
+    is_local = scheme == "local"
+    address = Address.parse(f"local://actor-rig-{next(_HOUSES)}" if is_local else f"{scheme}://127.0.0.1:0")
     stage = next(iter(workflow.stages.values()))
     identity = Identity("node-1", 1)
     async with (
         transport_for(address).listen(address, Options()) as listener,
         open_outbox(lambda: identity.life, Options()) as outbox,
-        open_device_threads("cpu:0", close_seconds=1.0) as threads,
+        open_device_threads(device, close_seconds=1.0) as threads,
         asyncio.TaskGroup() as tasks,
     ):
+        address = listener.address
+        control = f"{address}/control"
         states: list[ActorState] = []
         table: RetentionTable[Output] = RetentionTable(1 << 30, 1 << 30)
         env = Environment(
@@ -125,12 +129,13 @@ async def actor_rig(workflow: Workflow[Any, Any]) -> AsyncIterator[ActorRig]:
             inboxes=Inboxes(listener),
             outbox=outbox,
             routes=_routes(address, workflow),
-            inbox_bytes=1 << 24,
+            inbox_bytes=inbox_bytes,
             join_bytes=1 << 20,
             on_change=lambda: states.append(actor.state),
             retainer=Retainer(table, None, tasks),
         )
-        devices = tuple(f"cpu:{index}" for index in range(stage.spec.resources.count))
+        kind, _, first = device.partition(":")
+        devices = tuple(f"{kind}:{int(first) + index}" for index in range(stage.spec.resources.count))
         actor = StageActor(1, stage, threads, env, devices=devices)
         running = tasks.create_task(actor.run())
         made = ActorRig(workflow, actor, env, outbox, running, states)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onepiece.codec import CodecError, WireTensor, materialise
+from onepiece.codec import CodecError, WireTensor, in_host, materialise
 from onepiece.limits import ISOLATED_MESSAGE_BYTES_MAX, ISOLATED_PACKET_BYTES_MAX
 from onepiece.runtime import isolated_channel
 from onepiece.runtime.isolated_channel import (
@@ -51,7 +51,7 @@ async def pair(take: Taker = read_out) -> AsyncIterator[tuple[IsolatedChannel, I
 def value(received: Received) -> Any:
     """The value in a message; of a tensor the bytes."""
     found = received.values["value"]
-    return bytes(found.buffer) if isinstance(found, WireTensor) else materialise(found, ANY)
+    return bytes(in_host(found.buffer)) if isinstance(found, WireTensor) else materialise(found, ANY)
 
 
 @pytest.mark.parametrize("take", [read_out, map_in])

@@ -7,15 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from onepiece.codec import pack
+from onepiece.codec import PackedAnywhere, pack
 from onepiece.core.retention import OutputKey, RetentionTable
 from onepiece.errors import StoreFull
 from onepiece.messages import StageInput
+from onepiece.runtime.device_messages import copied_to_host, lies_in_host
 from onepiece.runtime.result_targets import StageTarget, Target
 from onepiece.runtime.retainer import CIRCLE_SECONDS, CirclePatience, Output, Retainer
 from onepiece.store import PutOutcome, ResultStore, StoreOptions
 from tests.runtime.rig import until
+from transports import DeviceError
+from transports.testing import FakeDevice
 
 KEY = OutputKey("u", "a", "b")
 
@@ -55,7 +59,7 @@ async def bytes_of(held: Retainer, key: OutputKey) -> bytes | None:
     if output is None:
         return None
     assert output.target == target(key.uid)
-    return b"".join(output.parts)
+    return b"".join(copied_to_host(output.parts))
 
 
 async def test_an_output_is_held_until_it_is_released() -> None:
@@ -214,3 +218,72 @@ async def test_a_new_life_holds_nothing() -> None:
             hold(held, OutputKey(uid, "a", "b"), b"x")
         held.release_all()
         assert held.metrics()["outputs"] == 0
+
+
+def on_device(device: FakeDevice, content: bytes) -> PackedAnywhere:
+    """A message whose content lies on the device, and is referred to by nobody else."""
+    packed = pack(None, {"x": content})
+    *front, data = packed.parts
+    memory = device.allocate(len(data))
+    memory.put(0, (data,))
+    return PackedAnywhere((*front, memory.span(0, len(data))), packed.length)
+
+
+async def test_what_lies_on_a_device_is_brought_to_the_host() -> None:
+    """It counts from the beginning and may be sent before; then the device has its memory back."""
+    device = FakeDevice()
+    async with retainer(None) as (held, _):
+        for number in range(3):
+            key = OutputKey("u", "a", str(number))
+            held.hold(key, target(), on_device(device, bytes([number]) * 2000))
+        first = await held.fetch(OutputKey("u", "a", "0"))
+        assert first is not None
+        assert not lies_in_host(first.parts)
+        del first
+        assert device.allocations == 3
+        assert held.held_bytes > 6000
+        held.release(OutputKey("u", "a", "1"))  # its turn has not come, and never will
+        await until(lambda: device.allocations == 0)
+        for number in (0, 2):
+            output = await held.fetch(OutputKey("u", "a", str(number)))
+            assert output is not None
+            assert lies_in_host(output.parts)
+            assert output.parts[-1] == bytes([number]) * 2000
+        assert await held.fetch(OutputKey("u", "a", "1")) is None
+        held.check_invariants()
+
+
+async def test_what_lies_on_a_device_is_spilled_too(tmp_path: Path) -> None:
+    """Bytes are what the disk gets, whether they had been copied to the host by then or not."""
+    device = FakeDevice()
+    async with retainer(tmp_path, memory=1000) as (held, _):
+        packed = on_device(device, bytes(range(250)) * 10)
+        wanted = b"".join(copied_to_host(packed.parts))
+        held.hold(KEY, target(), packed)
+        del packed
+        await until(lambda: held.metrics()["disk_bytes"] == len(wanted))
+        assert device.allocations == 0
+        assert await bytes_of(held, KEY) == wanted
+        held.release(KEY)
+
+
+async def test_an_output_of_a_device_that_fails_stays_held() -> None:
+    """It cannot be copied: that is logged, and it stays what it is until nobody needs it."""
+    device = FakeDevice("cuda:0")
+
+    def broken(address: int, length: int) -> bytes:
+        raise DeviceError("cuda:0 has fallen off the bus")
+
+    with capture_logs() as logs:
+        async with retainer(None) as (held, _):
+            packed = on_device(device, bytes(2000))
+            device.read = broken  # type: ignore[method-assign]  # what is tested
+            held.hold(KEY, target(), packed)
+            await until(lambda: logs)
+            output = await held.fetch(KEY)
+            assert output is not None
+            assert output.parts == packed.parts
+            held.release(KEY)
+            assert held.held_bytes == 0
+    assert [each["event"] for each in logs] == ["retained_output_not_copied"]
+    assert "fallen off the bus" in logs[0]["error"]

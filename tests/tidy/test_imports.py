@@ -49,6 +49,7 @@ REQUIRED = frozenset(
 
 LAZY: dict[str, str] = {
     "onepiece/__init__.py": "the client needs httpx, which stages and workers do not",
+    "onepiece/_on_device.py": "whoever only defines stages is spared the transports",
     "onepiece/cli/bench_hop_process.py": "a stage of pyzmq must not carry what a node imports",
     "onepiece/node/leadership.py": "the client of etcd needs httpx, which most nodes do without",
     "onepiece/cli/main.py": "each command imports only what it needs: help is there at once",

@@ -6,6 +6,7 @@ when the stream is waited for and not before, so whoever forgets to wait sees th
 """
 
 import ctypes
+import mmap
 import os
 import re
 import threading
@@ -99,7 +100,7 @@ class FakeDriver:
         without: tuple[str, ...] = (),
     ) -> None:
         self.attributes = {116: 1, 117: 1, 118: 0, 124: 1} if attributes is None else attributes
-        self.memory: dict[int, bytearray] = {}
+        self.memory: dict[int, bytearray | mmap.mmap] = {}
         self.owner: dict[int, int] = {}
         self.sync_memops: set[int] = set()
         self.flushes: list[tuple[int, int]] = []
@@ -113,6 +114,7 @@ class FakeDriver:
         self._streams = {0: 0, 1: 0, 2: 0}
         self._work: dict[int, list[Callable[[], None]]] = defaultdict(list)
         self._next = 0x7000_0000_0000
+        self._lock = threading.Lock()
         self._texts = {code: tuple(text.encode() for text in both) for code, both in _ERRORS.items()}
         self._buffers: list[Any] = []
         for line in PROTOTYPES.strip().splitlines():
@@ -225,9 +227,10 @@ class FakeDriver:
         if number not in self._streams:
             return 400
         self.synchronised.append(number)
-        work, self._work[number] = self._work[number], []
-        for item in work:
-            item()
+        with self._lock:  # copies that two threads have asked for are done when either of them has waited
+            work, self._work[number] = self._work[number], []
+            for item in work:
+                item()
         return 0
 
     # Memory.
@@ -262,7 +265,8 @@ class FakeDriver:
             return 201
         if self._streams.get(stream or 0) not in {0, self._device}:
             return 400
-        self._work[stream or 0].append(work)
+        with self._lock:
+            self._work[stream or 0].append(work)
         return 0
 
     def _cuMemsetD8Async(self, to: int, value: int, count: int, stream: int | None) -> int:  # noqa: N802 - the driver's
