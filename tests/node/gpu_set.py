@@ -42,7 +42,7 @@ class GpuSet:
     def spans_of_inboxes(self) -> list[range]:
         """Where the payload rings of inboxes on the device lie."""
         receivers = [each for node in self.nodes.values() for _, each in node.env.inboxes.receivers()]
-        memories = [each._device for each in receivers if each._device is not None]
+        memories = [each._beside for each in receivers if each._beside is not None]
         return [range(memory.address, memory.address + memory.size_bytes) for memory in memories]
 
 

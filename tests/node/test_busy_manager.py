@@ -72,10 +72,9 @@ class Sent:
 
 async def pass_time(seconds: float) -> None:
     """Wait until so much virtual time has passed."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
-    while loop.time() < until:
-        await asyncio.sleep(until - loop.time())
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
 
 
 class SlowManager(ManagerService):
