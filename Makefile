@@ -16,22 +16,24 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests in which somebody is judged by heartbeats or leases: they come first on the processors.
 SERVING := tests/acceptance tests/client tests/node tests/runtime tests/stages tests/core/test_etcd.py tests/transports/test_processes.py
 
-.PHONY: demo test test-full test-rdma test-rdma-quick test-serving test-parts setup setup-test lint explore explore-full chaos leaders simulate validate shift offered-load bench clean
+.PHONY: demo test test-full test-rdma test-rdma-quick test-serving test-parts test-proofs setup setup-test lint explore explore-full chaos leaders simulate validate shift offered-load bench clean
 
 demo: setup
 	$(BIN)/python -m stages.demo
 
 test: setup-test lint
-	$(MAKE) --jobs 2 --output-sync=target test-serving test-parts
+	$(MAKE) --jobs 3 --output-sync=target test-serving test-parts test-proofs
 
 test-serving: setup-test
 	$(BIN)/python -m pytest $(SERVING)
 
-# Beside the others, with what they leave of the processors: they wait more than they compute.
+# These two beside the others, with what they leave of the processors: they wait more than they compute.
 test-parts: setup-test
 	nice -n 19 $(BIN)/python -m pytest $(SERVING:%=--ignore=%)
+
+test-proofs: setup-test
 	nice -n 19 $(BIN)/python -m simulations explore --quick --mutants --published
-	nice -n 19 $(BIN)/python -m simulations cluster --seed 0 --seeds 200 --jobs 2
+	nice -n 19 $(BIN)/python -m simulations cluster --seed 0 --seeds 200
 
 # At the scale at which faults were reported elsewhere (docs/explanation/faults.md): minutes. ROUNDS of the conformance
 # checks more than the default ones take hours.

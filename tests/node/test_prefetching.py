@@ -77,6 +77,7 @@ async def _prefetcher() -> AsyncIterator[tuple[Prefetcher, list[None]]]:
         finally:
             _GO_ON.set()
             made.stop_all()
+            await until(lambda: all(thread.name != "read-ahead" for thread in threading.enumerate()))
 
 
 def _order(name: str, number: int = 1, digest: str = "d") -> Prefetch:
