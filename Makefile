@@ -25,13 +25,15 @@ test: setup-test lint
 	$(MAKE) --jobs 3 --output-sync=target test-serving test-parts test-proofs
 
 test-serving: setup-test
-	$(BIN)/python -m pytest $(SERVING)
+	$(BIN)/python -m pytest --durations 25 $(SERVING)
 
 # These two beside the others, with what they leave of the processors: they wait more than they compute.
 test-parts: setup-test
-	nice -n 19 $(BIN)/python -m pytest $(SERVING:%=--ignore=%)
+	nice -n 19 $(BIN)/python -m pytest --durations 25 $(SERVING:%=--ignore=%) --ignore=tests/tidy
 
+# What looks at all sources keeps them in memory: in a process of its own, it slows down no other test.
 test-proofs: setup-test
+	nice -n 19 $(BIN)/python -m pytest tests/tidy
 	nice -n 19 $(BIN)/python -m simulations explore --quick --mutants --published
 	nice -n 19 $(BIN)/python -m simulations cluster --seed 0 --seeds 200
 

@@ -67,8 +67,13 @@ def sources(*packages: str) -> tuple[Source, ...]:
         check=True,
     ).stdout.splitlines()
     names = sorted({name for name in listed if name.endswith(".py")})
-    texts = {name: (ROOT / name).read_text() for name in names if (ROOT / name).exists()}
-    return tuple(Source(name, text, ast.parse(text)) for name, text in texts.items())
+    return tuple(_source(name) for name in names if (ROOT / name).exists())
+
+
+@cache
+def _source(name: str) -> Source:
+    text = (ROOT / name).read_text()
+    return Source(name, text, ast.parse(text))
 
 
 @cache
@@ -82,7 +87,12 @@ def all_files() -> tuple[str, ...]:
 @cache
 def imports(*packages: str) -> tuple[Import, ...]:
     """All imports of these packages' files."""
-    return tuple(found for source in sources(*packages) for found in _imports_of(source))
+    return tuple(found for source in sources(*packages) for found in _imports_in(source.name))
+
+
+@cache
+def _imports_in(name: str) -> tuple[Import, ...]:
+    return tuple(_imports_of(_source(name)))
 
 
 def _imports_of(source: Source) -> Iterator[Import]:
