@@ -25,6 +25,7 @@ from onepiece.messages import ReleaseRequests, StageWasLost, StopRequest
 from onepiece.node.control import ControlService
 from onepiece.node.lender import Lender
 from onepiece.node.prefetching import Prefetcher
+from onepiece.node.quiet_requests import let_go
 from onepiece.runtime.actor_load import ActorLoad
 from onepiece.runtime.devices import DeviceThreads
 from onepiece.runtime.environment import Environment
@@ -195,7 +196,7 @@ class ActorHost:
     def _on_release(self, message: ReleaseRequests) -> None:
         """They have ended: a second run of a stage, or inputs that wait for siblings, serve nobody."""
         for uid in message.uids:
-            reason = OnePieceError(f"request {uid} has ended", uid=uid)
+            reason = let_go(uid)
             for hosted in self._hosted.values():
                 if hosted.actor is not None:
                     hosted.actor.stop_request(uid, reason)

@@ -69,7 +69,7 @@ from onepiece.node.control import ControlService
 from onepiece.node.error_keeper import ErrorKeeper
 from onepiece.node.misdirected import Misdirected
 from onepiece.node.plans import accepted
-from onepiece.node.quiet_requests import QuietRequests
+from onepiece.node.quiet_requests import QuietRequests, says_let_go
 from onepiece.node.record_keeper import RecordKeeper
 from onepiece.node.request_counts import RequestCounts
 from onepiece.node.restorer import Restorer
@@ -368,7 +368,10 @@ class RequestOwner:
         )
 
     def _on_errored(self, errored: RequestErrored) -> None:
-        self._handle(RequestBroke(errored.uid, errored.stage, errored.node_id, errored.error))
+        if says_let_go(errored.error):  # whoever ended it may have stored how
+            self._quiet.doubt(errored.uid)
+        else:
+            self._handle(RequestBroke(errored.uid, errored.stage, errored.node_id, errored.error))
 
     def _on_not_held(self, missing: OutputNotHeld) -> None:
         self._handle(OutputMissing(missing.uid, missing.source, missing.target))

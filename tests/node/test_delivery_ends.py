@@ -13,6 +13,7 @@ from attrs import evolve
 import onepiece
 from onepiece.client import Client
 from onepiece.errors import RequestCancelled, UnknownRequest
+from onepiece.messages import CONTROL_REGION, ReleaseRequests
 from onepiece.node.result_reader import ResultReader
 from onepiece.requests import EventKind, RequestState, RequestStatus
 from tests.node import hop_stages
@@ -149,6 +150,34 @@ async def test_an_adopted_request_has_ended_as_the_stores_say(
         assert (await other.attach(uid).status()).state is RequestState.CANCELLED
         own = await other.submit("film", {"text": "ahoy"}, timeout=40)
         assert (await own.wait()).state is RequestState.FINISHED, "nobody else can have driven this one"
+
+
+@pytest.mark.timeout(90)
+async def test_word_that_a_request_has_ended_is_not_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner whose stages were let go of by another one asks the stores how it has ended."""
+    async with ready_set(tmp_path, Trap(NEVER), monkeypatch, lease_seconds=NOBODY_DIES) as (a_set, one, _):
+
+        async def stay(_: str) -> None:
+            await asyncio.Event().wait()
+
+        hop_stages.hooks["refine"] = stay
+        uid = (await one.submit("film", {"text": "ahoy"}, timeout=40)).uid
+        await until(lambda: hop_stages.runs["refine"] == 1)
+
+        async def cancelled(_: ResultReader, uid: str) -> RequestStatus:
+            error = RequestCancelled(f"request {uid} was cancelled", uid=uid).to_wire()
+            return RequestStatus(uid, "film", RequestState.CANCELLED, 0.0, None, None, {}, error=error)
+
+        monkeypatch.setattr(ResultReader, "describe", cancelled)
+        env = a_set.living["proxy-2"].node.env
+        for node in env.routes.table.nodes:
+            env.outbox.post(f"{node.address}/{CONTROL_REGION}", ReleaseRequests((uid,)))
+        end = await one.attach(uid).wait()
+        assert end.state is RequestState.CANCELLED
+        assert end.error is not None
+        assert end.error["error"] == "RequestCancelled"
 
 
 @pytest.mark.timeout(90)
