@@ -20,10 +20,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, NoReturn
 
 from transports.address import Address
-from transports.apart import Apart
 from transports.background import Background
 from transports.deliveries import Delivery, Leniency, delivery_of
 from transports.device_memory import Device, DeviceError, DeviceMemory
+from transports.device_ring import DeviceRing
 from transports.driver import RegionRun, run_on_region
 from transports.errors import ChannelClosed, IdentityRefused, TransportError
 from transports.fences import REFUSED, REPLACED, STALLED
@@ -80,7 +80,7 @@ class Receiver:
             slowest_bytes_per_second=leniency.slowest_bytes_per_second,
             pulled_bytes_max=pulled_bytes_max,
         )
-        self._apart = None if device is None else Apart(device, self._consumer, self._fail)
+        self._device_ring = None if device is None else DeviceRing(device, self._consumer, self._fail)
         self._region: Region | None = None
         self._background = Background(self._fail)
         self._waiters: set[asyncio.Future[None]] = set()
@@ -113,11 +113,11 @@ class Receiver:
     @property
     def device(self) -> Device | None:
         """In whose memory the payload ring lies; None: in the host's."""
-        return None if self._apart is None else self._apart.memory.device
+        return None if self._device_ring is None else self._device_ring.memory.device
 
     @property
     def _beside(self) -> DeviceMemory | None:
-        return None if self._apart is None else self._apart.memory
+        return None if self._device_ring is None else self._device_ring.memory
 
     @property
     def geometry(self) -> Geometry:
@@ -255,7 +255,7 @@ class Receiver:
                 on_notify=self._notified,
                 on_session_lost=self._lost,
                 device=self._beside,
-                keeper=self._apart,
+                keeper=self._device_ring,
             )
             run_on_region(self._consumer.initialise(), self._region.view)
 

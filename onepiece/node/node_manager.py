@@ -9,11 +9,10 @@ waits here is not silent. Nor is one while this process stood still (``OwnTime``
 when no event waits, or ``_TABLE_SECONDS`` behind the last one: tables that a newer one replaces at once would
 cost each node as much as those that stay.
 
-Who leads is
-the coordinator's to say; with the embedded one it is this node, from its start to its end. With others
-it is a candidate: while another leads it says so to whoever takes it for the leader. One that comes to lead
-begins with a machine of its own, from what is stored, and tells all nodes that it knows; one that has lost
-the leadership drops all it knew.
+Who leads is the coordinator's to say; with the embedded one it is this node, from its start to its end. With
+others it is a candidate: while another leads it says so to whoever takes it for the leader. One that comes to
+lead begins with a machine of its own, from what is stored, and tells all nodes that it knows; one that has
+lost the leadership drops all it knew.
 """
 
 import asyncio

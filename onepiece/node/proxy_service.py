@@ -320,11 +320,18 @@ class ProxyService:
         Raises ``OwnedElsewhere`` for one that has not ended, ``NotReady`` while its owner is not known,
         ``ResultGone`` if it ended and was fetched, and ``UnknownRequest``.
         """
+        return await self._end_elsewhere(uid) or self.owner.table.status(uid)
+
+    async def _end_elsewhere(self, uid: str) -> RequestStatus | None:
+        """How a request has ended, if what this proxy itself knows of it is not the end that stands."""
         try:
             known = self.owner.table.status(uid)
         except UnknownRequest:
             return await self._ended(uid)
-        return await self._as_it_stands(known) if self.owner.table.may_stand_otherwise(uid) else known
+        if not self.owner.table.may_stand_otherwise(uid):
+            return None
+        stands = await self._as_it_stands(known)
+        return None if stands is known else stands
 
     async def _as_it_stands(self, known: RequestStatus) -> RequestStatus:
         """How a request ended that two proxies may have driven: one here, one cut off, both until its end."""
@@ -361,13 +368,12 @@ class ProxyService:
     async def events(self, uid: str, after: int) -> AsyncGenerator[RequestEvent, None]:
         """Events with ``sequence > after`` as they come; ends behind the final one.
 
-        Of a request that this proxy does not own and that has ended there is the final one; raises as
+        Of a request that this proxy does not own and that has ended there is the final one, also where that
+        is another than this proxy's own; raises as
         ``status`` otherwise.
         """
-        try:
-            self.owner.table.status(uid)
-        except UnknownRequest:
-            end = await self._ended(uid)
+        end = await self._end_elsewhere(uid)
+        if end is not None:
             if after < END_SEQUENCE:
                 yield end_event(end)
             return

@@ -148,6 +148,7 @@ async def test_an_adopted_request_has_ended_as_the_stores_say(
 
         monkeypatch.setattr(ResultReader, "describe", cancelled)
         assert (await other.attach(uid).status()).state is RequestState.CANCELLED
+        assert [event.kind async for event in other.attach(uid).events()] == [EventKind.CANCELLED]
         own = await other.submit("film", {"text": "ahoy"}, timeout=40)
         assert (await own.wait()).state is RequestState.FINISHED, "nobody else can have driven this one"
 

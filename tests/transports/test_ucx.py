@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from tests.transports.libucp_at_hand import needs_libucp
 from transports import tcp_frames as frames
-from transports._libucp import LIBRARY_VARIABLE, UcpError, UcpMissingError, UcpStarvedError, load
+from transports._libucp import LIBRARY_VARIABLE, UcpError, UcpStarvedError, load
 from transports.address import Address
 from transports.channel import open_receiver, open_sender
 from transports.errors import (
@@ -44,17 +45,6 @@ from transports.ucx_worker import Role, Worker
 
 HERE = Address.parse("ucx://127.0.0.1:0")
 SECRET = Options(secret=b"of this cluster")
-
-
-def _missing() -> str | None:
-    try:
-        load()
-    except UcpMissingError as missing:
-        return str(missing)
-    return None
-
-
-needs_libucp = pytest.mark.skipif(_missing() is not None, reason=f"no libucp: {_missing()}")
 
 
 @asynccontextmanager

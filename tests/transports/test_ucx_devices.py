@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager, nullcontext
 import pytest
 from attrs import evolve
 
+from tests.transports.libucp_at_hand import needs_libucp
 from tests.transports.ucx_pretence import CUDA, HOST, Pretence, PretendedDevice, garbage
 from transports import ucx_devices
-from transports._libucp import UcpError, UcpMissingError, load
+from transports._libucp import UcpError, load
 from transports.address import Address
 from transports.channel import Leniency, Receiver, Sender, open_receiver, open_sender
 from transports.device_memory import MARGIN_BYTES, DeviceError
@@ -37,17 +38,6 @@ from transports.ucx_worker import Role
 HERE = Address.parse("ucx://127.0.0.1:0?require=shm")
 SECRET = Options(secret=b"of this cluster")
 GEOMETRY = Geometry(slot_count=8, payload_bytes=1 << 14, session_count=8, head_bytes=256)
-
-
-def _missing() -> str | None:
-    try:
-        load()
-    except UcpMissingError as missing:
-        return str(missing)
-    return None
-
-
-needs_libucp = pytest.mark.skipif(_missing() is not None, reason=f"no libucp: {_missing()}")
 
 
 @pytest.fixture

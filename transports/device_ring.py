@@ -7,7 +7,7 @@ from transports.driver import RegionRun
 from transports.ring import Consumer
 
 
-class Apart:
+class DeviceRing:
     """Holds the memory for a receiver; a ``Keeper``.
 
     Args:

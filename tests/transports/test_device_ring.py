@@ -77,7 +77,7 @@ async def test_only_what_is_sealed_is_taken_over() -> None:
         first, held = await receiver.receive(), await receiver.receive()
         receiver.release(first)
         await sender.send(bytes(range(128)) * 3, head=b"3")
-        keeper = receiver._apart
+        keeper = receiver._device_ring
         assert keeper is not None
         old, copy_of_region = keeper.memory, memoryview(bytes(receiver._open_region().view))
         device.calls.clear()
@@ -103,7 +103,7 @@ async def test_a_second_renewal_starts_from_the_first() -> None:
         open_sender(receiver.address, "a", transport=LocalTransport()) as sender,
     ):
         await sender.send(b"payload", head=b"h")
-        keeper = receiver._apart
+        keeper = receiver._device_ring
         assert keeper is not None
         for _ in range(2):
             keeper.renew(receiver._open_region().view)
