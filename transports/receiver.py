@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, NoReturn
@@ -33,6 +33,7 @@ from transports.introductions import Hello, Welcome
 from transports.memory import Accepted, Listener, Region
 from transports.operations import Bytes, Pull
 from transports.patient_consumer import HashElsewhere, PatientConsumer
+from transports.refusals import Refusals
 from transports.region_memory import fresh_memory
 from transports.ring import Delivery as RingDelivery
 from transports.ring import Geometry
@@ -44,7 +45,6 @@ PULLED_BYTES_MAX: Final = 1 << 30
 """Memory that a receiver takes for messages that it pulls; so also the longest of them."""
 DEFAULT_GEOMETRY: Final = Geometry(slot_count=1024, payload_bytes=64 << 20, session_count=64)
 
-_REFUSED_MAX: Final = 4096
 _SEAL_SECONDS: Final = 0.001
 """How soon to look again for a payload that has not landed on the device, though its slot has."""
 _POLLS_BEFORE_YIELD: Final = 64
@@ -93,7 +93,7 @@ class Receiver:
         self._notifications = 0
         self._ready: deque[Delivery] = deque()
         self._deferred: list[Callable[[], None]] = []
-        self._refused: OrderedDict[str, None] = OrderedDict()
+        self._refused: Final = Refusals()
         self._failure: BaseException | None = None
         self._in_a_row = 0
         self._take: Callable[[Delivery], None] | None = None
@@ -221,21 +221,21 @@ class Receiver:
     def refuse(self, identity: str) -> None:
         """Take nothing more from this identity: neither from its session, if it has one, nor a new one.
 
-        What was handed over stays. A refusal is forgotten only when many others have come since.
+        Nor from those whose names go on behind it with a slash: of ``node-1`` also ``node-1/actor-7``. What
+        was handed over stays. A refusal is forgotten only when many others have come since.
         """
-        self._refused[identity] = None
-        if len(self._refused) > _REFUSED_MAX:
-            self._refused.popitem(last=False)
+        self._refused.add(identity)
         self._background.start(self._fence_out(identity))
 
     async def _fence_out(self, identity: str) -> None:
         async with self._opening:
-            session = self._consumer.session_of(identity)
-            if session is not None:
-                await self._open_region().fence([session])
-                self.fenced[REFUSED] += 1
-                self._consumer.close_session(session)
-                self._sessions_ended += 1
+            sessions = self._consumer.sessions_below(identity)
+            if sessions:
+                await self._open_region().fence(sessions)
+                self.fenced[REFUSED] += len(sessions)
+                for session in sessions:
+                    self._consumer.close_session(session)
+                self._sessions_ended += len(sessions)
                 self._wake()
 
     async def close(self) -> None:
