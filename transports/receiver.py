@@ -71,7 +71,7 @@ class Receiver:
         self._pulled_bytes_max = pulled_bytes_max
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        # Generations tell one life of an inbox from the next; chance keeps them apart without a store.
+        # It tells one life of an inbox from the next; chance keeps them apart without a store.
         self._generation = rng.randint(1, GENERATION_MAX)
         self._consumer = PatientConsumer(
             geometry,
@@ -208,7 +208,7 @@ class Receiver:
         if self._fencing:
             self._deferred.append(lambda: self.release(delivery))
             return
-        with suppress(BufferError):  # views derived from it keep it open; the ring cannot see those
+        with suppress(BufferError):  # views derived from it keep it open
             delivery.payload.release()
             if isinstance(delivery.held.content, memoryview):
                 delivery.held.content.release()
@@ -221,8 +221,8 @@ class Receiver:
     def refuse(self, identity: str) -> None:
         """Take nothing more from this identity: neither from its session, if it has one, nor a new one.
 
-        Nor from those whose names go on behind it with a slash: of ``node-1`` also ``node-1/actor-7``. What
-        was handed over stays. A refusal is forgotten only when many others have come since.
+        Nor from those whose names go on behind it with a slash (of ``node-1`` also ``node-1/actor-7``). What
+        was handed over stays. Only when many others have come since is a refusal forgotten.
         """
         self._refused.add(identity)
         self._background.start(self._fence_out(identity))
@@ -234,9 +234,7 @@ class Receiver:
                 await self._open_region().fence(sessions)
                 self.fenced[REFUSED] += len(sessions)
                 for session in sessions:
-                    self._consumer.close_session(session)
-                self._sessions_ended += len(sessions)
-                self._wake()
+                    self._lost(session)
 
     async def close(self) -> None:
         """Stop serving the region; whoever waits in ``receive`` gets ``ChannelClosed``. Idempotent."""
@@ -342,6 +340,7 @@ class Receiver:
             if poll.wants_pulled is not None:
                 pulled = await self._pull(poll.wants_pulled)
             else:
+                _LOG.warning("%s fences %s: what they owe did not come", self.address, poll.wants_fenced)
                 await region.fence(poll.wants_fenced)
                 self.fenced[STALLED] += len(poll.wants_fenced)
             self._consumer.hashes_here = True

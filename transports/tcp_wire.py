@@ -330,8 +330,9 @@ class TlsWire(Wire, asyncio.BufferedProtocol):
         """Asyncio has closed the connection."""
         if not self._closed:
             self._closed = True
-            lost = exc if isinstance(exc, OSError) or exc is None else OSError(str(exc))
-            self._endpoint.lost(lost)
+            if exc is not None and not (isinstance(exc, OSError) and str(exc)):
+                exc = OSError(str(exc) or type(exc).__name__)  # asyncio makes some without a word
+            self._endpoint.lost(exc)
 
     def pause_writing(self) -> None:
         """Asyncio's buffer is full."""
