@@ -73,9 +73,11 @@ async def test_a_signal_that_comes_twice_is_one(monkeypatch: pytest.MonkeyPatch)
     """As where it is sent to a node and to its group; one that comes later ends the node at once."""
     started: list[threading.Timer] = []
     monkeypatch.setattr(stopping, "ONE_SIGNAL_SECONDS", 60.0)
-    monkeypatch.setattr(
-        threading.Timer, "start", lambda timer: started.append(timer)
-    )  # it would end this process
+
+    def note(watchdog: threading.Timer) -> None:
+        started.append(watchdog)  # and not more: it would end this process
+
+    monkeypatch.setattr(threading.Timer, "start", note)
     stop = StopSignal()
     with watch_signals(stop):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
