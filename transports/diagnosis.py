@@ -167,8 +167,14 @@ def _ucx_library(_root: Path) -> Iterator[Finding]:
     yield Finding("UCX", State.THERE, f"version {library.version} at {library.path}")
     wire = asyncio.run(_ucx_wire())
     at_once = wire.startswith(("shm", "rdma"))
-    fix = "" if at_once else "look at UCX_TLS, and at the size of shared memory"
-    yield Finding("UCX's wire in this machine", State.THERE if at_once else State.MISSING, wire, fix)
+    state = State.THERE if at_once else State.MISSING
+    yield Finding("UCX's wire in this machine", state, wire, "" if at_once else _wire_fix(wire))
+
+
+def _wire_fix(wire: str) -> str:
+    if "ulimit -n" in wire:
+        return "ulimit -n 4096; LimitNOFILE=4096 in a systemd unit; --ulimit nofile=4096 for a container"
+    return "look at UCX_TLS, and whether /dev/shm can be written to and has room"
 
 
 def _ucx_fix() -> str:
@@ -261,7 +267,16 @@ def _gpu(gpu: cuda.Gpu, *, has_peermem: bool) -> Finding:
 
 
 def _shared_memory(root: Path) -> Iterator[Finding]:
-    place = os.statvfs(root / "dev/shm")
+    folder = root / "dev/shm"
+    place = os.statvfs(folder)
+    if place.f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK | os.X_OK):
+        yield Finding(
+            "shared memory",
+            State.MISSING,
+            "it cannot be written to by this user; ucx needs it, tcp does not",
+            "mount -o remount,rw,mode=1777 /dev/shm; --tmpfs /dev/shm:rw,size=8g for a container",
+        )
+        return
     size, free = place.f_frsize * place.f_blocks, place.f_frsize * place.f_bavail
     enough = free >= _SHARED_BYTES_WANTED
     fix = "" if enough else "mount -o remount,size=8G /dev/shm; --shm-size=8g for a container"

@@ -73,7 +73,7 @@ class UcxTransport(TcpTransport):
         try:
             return UcxListener(server, address, options)
         except UcpError as error:
-            raise ListenFailed(f"cannot listen on {address}: {error}") from error
+            raise ListenFailed(f"cannot listen on {address}: {error}; see `onepiece doctor`") from error
 
     def _new_memory(self, address: Address, hello: bytes, options: Options, *, encrypted: bool) -> TcpMemory:
         assert not encrypted
