@@ -8,6 +8,7 @@ import asyncio
 import enum
 import os
 import platform
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -140,11 +141,16 @@ def _verbs_library(root: Path) -> Iterator[Finding]:
     try:
         library = _pyverbs.load()
     except _pyverbs.VerbsMissingError as error:
-        yield Finding("pyverbs", State.MISSING, str(error), _pyverbs_fix(root))
+        yield Finding("pyverbs", State.MISSING, _here(error), _pyverbs_fix(root))
     else:
         yield Finding(
             "pyverbs", State.THERE, f"version {_pyverbs.version()} at {Path(library.device.__file__).parent}"
         )
+
+
+def _here(error: Exception) -> str:
+    """An error's words, less what sends their reader here."""
+    return re.sub(r"[:;] see `onepiece doctor`", "", str(error))
 
 
 def _pyverbs_fix(root: Path) -> str:
@@ -204,7 +210,7 @@ async def _ucx_wire() -> str:
             await memory.close()
             return wire
     except TransportError as error:
-        return f"none: {error}"
+        return f"none: {_here(error)}"
 
 
 def _ucx_memory(root: Path) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ def test_it_says_what_this_machine_has(capsys: pytest.CaptureFixture[str]) -> No
             assert finding["fix"], finding
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out
+    assert "see `onepiece doctor`" not in text
     assert all(f"{finding['subject']}: " in text for finding in findings)
 
 
