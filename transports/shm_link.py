@@ -16,6 +16,7 @@ from transports.errors import ProtocolError
 from transports.operations import Bytes
 from transports.shared_memory import map_memory
 from transports.shm_lender import NAME_BYTES_MAX, TOKEN_BYTES
+from transports.tcp_wire import hang_up
 
 OFFER_BYTES_MAX: Final = TOKEN_BYTES + NAME_BYTES_MAX
 
@@ -87,7 +88,7 @@ class MemoryLink:
         if not self.closed:
             self.closed = True
             self._memory = memoryview(b"")
-            self._lifeline.close()
+            hang_up(self._lifeline)  # a forked child may have a copy, but not the memory
 
 
 async def open_link(offer: Offer, size_bytes: int, timeout_seconds: float) -> MemoryLink | str:
