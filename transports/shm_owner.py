@@ -152,6 +152,21 @@ class LendingSession(OwnerSession):
         if self.welcome_flags:
             self._expect(_EXPECTS, self._operation)
 
+    async def pull(self, key: bytes, into: memoryview) -> int | None:
+        """Fetch an export: from the producer's memory where that can be read, else over the connection."""
+        key, address, count = frames.parse_spans_key(key)
+        if self._visit is None or self._visit.memory is None or not count:
+            return await super().pull(key, into)
+        computed = None
+        try:
+            computed = await self._visit.memory.fetch(address, count, into)
+        except OSError as error:
+            # The producer may have ended, or dropped what allowed it: its connection knows.
+            _LOG.info("session %d of %s is not read in place: %s", self._number, self._peer, error)
+            await super().pull(key, into)
+        self._ending.check()
+        return computed
+
     def _operation(self, header: Header, body: memoryview) -> None:
         if header.kind == Kind.ATTACH:
             self._offer()
