@@ -12,16 +12,17 @@ words which itself lies in the memory of the process that lends.
 import asyncio
 import ctypes
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from xxhash import xxh3_64
-
 from transports.operations import Bytes
+from transports.ring.layout import hash_payload
 
 SPANS_MAX: Final = 4096
 """Buffers of one message that are described by spans."""
 
+_LOCATION: Final = struct.Struct("<QI")
 _READ_HERE_BYTES: Final = 1 << 20
 """Up to this length a read takes less time than a thread's turn would."""
 _CALL_SPANS_MAX: Final = 1024
@@ -81,6 +82,18 @@ class Spans:
         self.address: Final = ctypes.addressof(self._table)
 
 
+def located(key: bytes, spans: Spans) -> bytes:
+    """An export's key that also says where its bytes lie, for an owner of the same host."""
+    return key + _LOCATION.pack(spans.address, spans.count)
+
+
+def parse_located(key: bytes, key_bytes: int) -> tuple[bytes, int, int]:
+    """The key of this length, and address and count of spans: 0 if none are told."""
+    if len(key) != key_bytes + _LOCATION.size:
+        return key, 0, 0
+    return key[:key_bytes], *_LOCATION.unpack_from(key, key_bytes)
+
+
 def address_of(view: memoryview) -> int:
     """Where a view's bytes lie, for as long as the view is not released."""
     pinned = Pinned(view)
@@ -134,18 +147,16 @@ class OtherMemory:
         spans = list(zip(words[::2], words[1::2], strict=True))
         if count > SPANS_MAX or sum(length for _, length in spans) != len(into):
             raise OSError(f"{count} spans that do not hold {len(into)} bytes")
-        return self._read_into(into, spans)
+        self._read_into(into, spans)
+        return hash_payload((into,))
 
-    def _read_into(self, into: memoryview, spans: Sequence[tuple[int, int]]) -> int:
-        """One behind the other, and their hash; raises ``OSError`` unless all of it could be read."""
-        state = xxh3_64()
+    def _read_into(self, into: memoryview, spans: Sequence[tuple[int, int]]) -> None:
+        """One behind the other; raises ``OSError`` unless all of it could be read."""
         done = 0
         for some in _calls(spans):
             piece = into[done : done + sum(length for _, length in some)]
             self._call(piece, some)
-            state.update(piece)
             done += len(piece)
-        return state.intdigest()
 
     def _call(self, into: memoryview, spans: Sequence[tuple[int, int]]) -> None:
         local = _Span(address_of(into), len(into))

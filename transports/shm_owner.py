@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 from transports import tcp_frames as frames
 from transports.errors import PeerLost, ProtocolError
 from transports.memory import Accepted
+from transports.process_memory import parse_located
 from transports.region_memory import RegionMemory
 from transports.shared_memory import LentMemory, new_memory
 from transports.shm_lender import Lender, Visit
@@ -154,7 +155,7 @@ class LendingSession(OwnerSession):
 
     async def pull(self, key: bytes, into: memoryview) -> int | None:
         """Fetch an export: from the producer's memory where that can be read, else over the connection."""
-        key, address, count = frames.parse_spans_key(key)
+        key, address, count = parse_located(key, frames.EXPORT_KEY_BYTES)
         if self._visit is None or self._visit.memory is None or not count:
             return await super().pull(key, into)
         computed = None

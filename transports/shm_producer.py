@@ -28,7 +28,7 @@ from transports.address import Address
 from transports.errors import ConnectFailed, PeerLost, ProtocolError, SessionFenced
 from transports.memory import Options
 from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired, Guarded, Write
-from transports.process_memory import SPANS_MAX, Spans
+from transports.process_memory import SPANS_MAX, Spans, located, parse_located
 from transports.region_memory import check_span
 from transports.shared_memory import Bypass
 from transports.shm_link import OFFER_BYTES_MAX, MemoryLink, Offer, open_link
@@ -170,11 +170,11 @@ class SharingMemory(TcpMemory):
         if self._link is None or not self._link.is_read or len(buffers) > SPANS_MAX:
             return key
         spans = self._spans[key] = Spans(buffers)
-        return frames.spans_key(key, spans.address, spans.count)
+        return located(key, spans)
 
     def withdraw(self, key: bytes) -> None:
         """End an export."""
-        key, _, _ = frames.parse_spans_key(key)
+        key, _, _ = parse_located(key, frames.EXPORT_KEY_BYTES)
         self._spans.pop(key, None)
         super().withdraw(key)
 

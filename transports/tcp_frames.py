@@ -109,7 +109,7 @@ _HEADER: Final = struct.Struct("<BBHIQQQQ")
 _PLACE: Final = struct.Struct("<QQ")
 _NAME: Final = struct.Struct("<H")
 _KEY: Final = struct.Struct("<QQ")
-_SPANS: Final = struct.Struct("<QI")
+EXPORT_KEY_BYTES: Final = _KEY.size
 HEADER_BYTES: Final = _HEADER.size
 
 _SCRATCH_BYTES: Final = 64 << 10
@@ -388,18 +388,6 @@ def parse_chain(writes: int, body: memoryview) -> list[tuple[int, memoryview]]:
 def export_key(number: int, length: int) -> bytes:
     """The key of a producer's export."""
     return _KEY.pack(number, length)
-
-
-def spans_key(key: bytes, address: int, count: int) -> bytes:
-    """The same key, with where the export's bytes lie (``process_memory``) for an owner of the same host."""
-    return key + _SPANS.pack(address, count)
-
-
-def parse_spans_key(key: bytes) -> tuple[bytes, int, int]:
-    """Key, and address and count of spans, which is 0 if there are none."""
-    if len(key) != _KEY.size + _SPANS.size:
-        return key, 0, 0
-    return key[: _KEY.size], *_SPANS.unpack_from(key, _KEY.size)
 
 
 def parse_export_key(key: bytes) -> tuple[int, int]:

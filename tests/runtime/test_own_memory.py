@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from attrs import define, field
 
-from onepiece import StageContext, Tensor, stage, workflow
+from onepiece import StageContext, stage, workflow
 from onepiece.codec import materialise, pack, unpack
 from onepiece.types import Kind, TypeSpec
 from tests.runtime.actor_rig import actor_rig
 
 LENGTH = 200_000
+Array = np.ndarray[Any, Any]
 
 
 @define
@@ -32,7 +33,7 @@ kept = Kept()
 
 
 @stage(setup=remember)
-async def collect(ctx: StageContext[Kept], image: Tensor, other: Tensor) -> int:
+async def collect(ctx: StageContext[Kept], image: Array, other: Array) -> int:
     """Keep what came, after writing to a part of it."""
     image[0] += 1
     ctx.state.images.append((image, other))
@@ -40,7 +41,7 @@ async def collect(ctx: StageContext[Kept], image: Tensor, other: Tensor) -> int:
 
 
 @workflow
-def collecting(image: Tensor, other: Tensor) -> int:
+def collecting(image: Array, other: Array) -> int:
     """One stage that keeps its inputs."""
     return collect(image, other)
 
