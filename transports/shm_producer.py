@@ -164,6 +164,11 @@ class SharingMemory(TcpMemory):
         if framed or chain.notify:
             await self._post_frames(Chain(tuple(framed), notify=chain.notify))
 
+    async def prepare_export(self, length: int) -> None:
+        """Get the memory, with which the owner learns where to read, if that is worth it."""
+        if self._may_attach and length > _GUARDED_BYTES_MAX:
+            await self._attach()
+
     def export(self, buffers: Sequence[Bytes]) -> bytes:
         """Let the owner fetch these bytes, from where they lie if it can read there."""
         key = super().export(buffers)

@@ -137,6 +137,14 @@ async def test_large_messages_are_read_where_they_lie() -> None:
         assert ends.sender.lent_bytes == 0
 
 
+async def test_the_first_message_may_be_one_that_no_ring_holds() -> None:
+    """It gets its session the memory as one that is written does: the next ones are read where they lie."""
+    async with joined(is_asked=False) as ends:
+        content = os.urandom(RING_BYTES + 1)
+        assert await ends.pass_through([content]) == content
+        assert ends.sender.wire == READ_WIRE
+
+
 async def test_small_messages_lie_in_the_ring() -> None:
     """They go with their swap, which costs less."""
     async with joined() as ends:
