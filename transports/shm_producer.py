@@ -179,8 +179,10 @@ class SharingMemory(TcpMemory):
 
     def withdraw(self, key: bytes) -> None:
         """End an export."""
-        key, _, _ = parse_located(key, frames.EXPORT_KEY_BYTES)
-        self._spans.pop(key, None)
+        key, _ = parse_located(key, frames.EXPORT_KEY_BYTES)
+        spans = self._spans.pop(key, None)
+        if spans is not None:
+            spans.end()
         super().withdraw(key)
 
     async def _post_frames(self, chain: Chain) -> None:
@@ -206,6 +208,8 @@ class SharingMemory(TcpMemory):
     def _hang_up(self) -> None:
         if self._link is not None:
             self._link.close()
+        for spans in self._spans.values():
+            spans.end()
         self._spans.clear()
         if not self._offer.done():
             self._offer.set_exception(self._ending.error())
