@@ -16,6 +16,7 @@ from typing import Any, Final
 from transports.device_memory import DeviceError
 
 _OK: Final = 0
+INVALID_VALUE: Final = 1
 
 # Attributes, flags and scopes, as cuda.h numbers them.
 GPU_DIRECT_RDMA: Final = 116

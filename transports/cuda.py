@@ -14,8 +14,9 @@ import asyncio
 import ctypes
 import math
 import re
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import byref, c_int, c_uint, c_ulonglong, c_void_p
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,7 @@ _NAME_BYTES: Final = 256
 _PEER_MODULE: Final = Path("/sys/module/nvidia_peermem")
 _NAME: Final = re.compile(r"cuda:(\d{1,4})")
 _ITEM: Final = re.compile(r"[<>|=][a-zA-Z](\d+)")
+_OPENING: Final = threading.Lock()
 
 
 @frozen
@@ -58,7 +60,12 @@ class Gpu:
 
         def attribute(number: int) -> int:
             value = c_int()
-            library.call("cuDeviceGetAttribute", byref(value), number, device)
+            try:
+                library.call("cuDeviceGetAttribute", byref(value), number, device)
+            except cuda.CudaError as error:
+                if error.status != cuda.INVALID_VALUE:
+                    raise
+                return 0  # a driver that is older than the attribute has not got what it tells of
             return value.value
 
         name = ctypes.create_string_buffer(_NAME_BYTES)
@@ -138,7 +145,8 @@ class CudaDevice(Device):
                 self._library.call("cuPointerSetAttribute", byref(always), cuda.SYNC_MEMOPS, address)
             self._do("cuMemsetD8Async", address, 0, size)
         except DeviceError:
-            self.give_back(address.value)
+            with suppress(DeviceError):  # the first error says more
+                self.give_back(address.value)
             raise
         return address.value
 
@@ -249,9 +257,14 @@ def device_named(name: str) -> Device:
     return cuda_device(int(found[1]))
 
 
-@cache
 def cuda_device(ordinal: int) -> CudaDevice:
-    """A device, opened once for the process; raises ``DeviceError``."""
+    """A device, opened once for the process, in whatever thread asks first; raises ``DeviceError``."""
+    with _OPENING:  # opening takes seconds, and who asks meanwhile is to get the same object
+        return _opened(ordinal)
+
+
+@cache
+def _opened(ordinal: int) -> CudaDevice:
     return CudaDevice(cuda.load(), ordinal)
 
 

@@ -101,13 +101,13 @@ def pretended_gpu(driver: CountingDriver | None = None) -> Iterator[CountingDriv
     driver = driver or CountingDriver()
     library = _libcuda.Library(driver)
     library.call("cuInit", 0)
-    cuda.cuda_device.cache_clear()
+    cuda._opened.cache_clear()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(_libcuda, "load", return_value=library))
         for name, instead in _TORCH.items():
             stack.enter_context(mock.patch.object(_torch, name, instead))
         yield driver
-    cuda.cuda_device.cache_clear()
+    cuda._opened.cache_clear()
 
 
 def assert_given_back(driver: FakeDriver, seconds: float = 20.0) -> None:

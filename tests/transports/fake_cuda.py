@@ -90,6 +90,7 @@ class FakeDriver:
         attributes: Of all devices, by number; what is left out is 0.
         memory_bytes: Of each device.
         without: Functions that an older driver would not have.
+        newest_attribute: The last one that it knows; it refuses to be asked for later ones.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class FakeDriver:
         *,
         memory_bytes: int = 64 << 20,
         without: tuple[str, ...] = (),
+        newest_attribute: int = 124,
     ) -> None:
         self.attributes = {116: 1, 117: 1, 118: 0, 124: 1} if attributes is None else attributes
         self.memory: dict[int, bytearray | mmap.mmap] = {}
@@ -109,6 +111,7 @@ class FakeDriver:
         self.fails: dict[str, int] = {}
         """Errors that functions are to return."""
         self._memory_bytes = memory_bytes
+        self._newest_attribute = newest_attribute
         self._is_ready = False
         self._contexts: dict[int, list[int]] = defaultdict(list)
         self._streams = {0: 0, 1: 0, 2: 0}
@@ -172,6 +175,8 @@ class FakeDriver:
     def _cuDeviceGetAttribute(self, into: int, attribute: int, device: int) -> int:  # noqa: N802 - the driver's
         if device not in {10, 11}:
             return 101
+        if attribute > self._newest_attribute:
+            return 1
         _put(into, ctypes.c_int32, self.attributes.get(attribute, 0))
         return 0
 

@@ -3,7 +3,9 @@
 import ctypes
 import gc
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -38,9 +40,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
     library = _library(fake)
     monkeypatch.setattr(_libcuda, "load", lambda: library)
-    cuda.cuda_device.cache_clear()
+    cuda._opened.cache_clear()
     yield fake
-    cuda.cuda_device.cache_clear()
+    cuda._opened.cache_clear()
     gc.collect()
 
 
@@ -189,6 +191,45 @@ def test_old_drivers_are_told() -> None:
     with pytest.raises(DeviceError, match=r"no cuFlushGPUDirectRDMAWrites.*too old"):
         memory.peek(0, 8)
     assert driver.stack == []
+
+
+def test_attributes_that_an_old_driver_does_not_know(tmp_path: Path) -> None:
+    """What it is asked for and has not heard of, its device has not: the other way to adapters is left."""
+    device = CudaDevice(_library(FakeDriver(newest_attribute=118)), 0, tmp_path)
+    assert (device.gpu.takes_peers, device.gpu.exports_dmabuf) == (True, False)
+    device.check_peer_access()
+    driver = FakeDriver()
+    library = _library(driver)
+    driver.fails = {"cuDeviceGetAttribute": 3}
+    with pytest.raises(DeviceError, match="cuDeviceGetAttribute failed with CUDA_ERROR_NOT_INITIALIZED"):
+        CudaDevice(library, 0)
+
+
+def test_a_device_is_one_in_all_threads(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that ask for a device while another one still opens it get the same: bytes go between them."""
+    is_opening, goes_on = threading.Event(), threading.Event()
+
+    class Slow(CudaDevice):
+        def __init__(self, library: _libcuda.Library, ordinal: int) -> None:
+            is_opening.set()
+            goes_on.wait()
+            super().__init__(library, ordinal)
+
+    monkeypatch.setattr(cuda, "CudaDevice", Slow)
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(cuda.cuda_device, 0)
+        is_opening.wait()
+        others = [threads.submit(cuda.cuda_device, 0) for _ in range(2)]
+        goes_on.set()
+        assert [each.result() is first.result() for each in others] == [True, True]
+
+
+def test_the_first_error_is_told(driver: FakeDriver) -> None:
+    """Where a device has failed nothing can be given back to it either; that is not what is said."""
+    device = device_named("cuda:0")
+    driver.fails = {"cuMemsetD8Async": 2, "cuMemFree_v2": 201}
+    with pytest.raises(DeviceError, match="cuMemsetD8Async failed with CUDA_ERROR_OUT_OF_MEMORY"):
+        device.allocate(100)
 
 
 def test_errors_that_the_driver_does_not_know() -> None:

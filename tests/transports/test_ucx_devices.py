@@ -4,17 +4,18 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, nullcontext
+from typing import Any
 
 import pytest
 from attrs import evolve
 
 from tests.transports.libucp_at_hand import needs_libucp
 from tests.transports.ucx_pretence import CUDA, HOST, Pretence, PretendedDevice, garbage
-from transports import ucx_devices
+from transports import ucx_devices, ucx_link
 from transports._libucp import UcpError, load
 from transports.address import Address
 from transports.channel import Leniency, Receiver, Sender, open_receiver, open_sender
-from transports.device_memory import MARGIN_BYTES, DeviceError
+from transports.device_memory import MARGIN_BYTES, DeviceError, DeviceSpan
 from transports.errors import (
     ChannelClosed,
     ConnectFailed,
@@ -291,6 +292,10 @@ class _Recorder:
     def put(self, data: bytes, *_: object) -> None:
         self.puts.append(bytes(data))
 
+    def put_span(self, span: DeviceSpan, *_: object) -> None:
+        with span.device.current():
+            self.puts.append(span.to_host())
+
     def flush(self, done: Callable[[int], None]) -> bool:
         self.flushes.append(done)
         return False
@@ -310,7 +315,7 @@ class _Recorder:
     close = release
 
 
-def _link(failures: list[UcpError]) -> tuple[Link, _Recorder]:
+def _link(failures: list[Any]) -> tuple[Link, _Recorder]:
     recorder = _Recorder()
     beside = OfferBeside(0, 4096, 4096, b"p" * 16, b"k")
     offer = Offer(0, b"k", b"d" * 16, b"w", beside)
@@ -364,6 +369,48 @@ def test_devices_that_cannot_show_what_was_put_are_refused() -> None:
 
     with pytest.raises(DeviceError, match="orders nothing"):
         ucx_devices.MappedDevice(Blind().allocate(64))
+
+
+class _Fails(FakeDevice):
+    """A CUDA device that nothing can be done with any more, once ``left`` calls have been made."""
+
+    kind = "cuda"
+    left = 0
+
+    def current(self) -> nullcontext[None]:
+        """Its context cannot be made current."""
+        if not self.left:
+            raise DeviceError("cuda:0 has fallen off the bus")
+        self.left -= 1
+        return nullcontext()
+
+
+def test_a_sender_whose_device_fails_puts_no_seal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session ends with the driver's reason, and what was to follow the payload never leaves."""
+    monkeypatch.setattr(ucx_link, "type_of", lambda *_: CUDA)
+    failures: list[UcpError | DeviceError] = []
+    link, wire = _link(failures)
+    link.put(Put(0, (_Fails().allocate(64).span(0, 64),)), lambda: None)
+    link.put(Put(64, (b"seal",)), lambda: None)
+    link.write(Chain((Write(0, (b"commit",)),)), lambda: None)
+    assert [str(each) for each in failures] == ["cuda:0 has fallen off the bus"]
+    assert (wire.puts, wire.rung) == ([], 0)
+
+
+@needs_libucp
+@pytest.mark.parametrize("left", [0, 1], ids=["before", "on the way"])
+async def test_a_sender_whose_device_fails_is_told(left: int, pretence: Pretence) -> None:
+    """Nothing goes from there in any session, so ``send`` says it; other senders notice nothing."""
+    device = _Fails()
+    device.left = left
+    async with inbox(pretence) as receiver, open_sender(receiver.address, "b", options=SECRET) as other:
+        async with open_sender(receiver.address, "a", options=SECRET) as sender:
+            told = await raised(DeviceUnreachable, sender.send(device.allocate(64).span(0, 64)))
+            assert "bytes on fake:0 cannot be sent over UCX: cuda:0 has fallen off the bus" in str(told)
+            if not left:
+                assert await sender.send(b"plain") == 0
+                receiver.release(await receiver.receive())
+        assert await other.send(b"plain") == 0
 
 
 @needs_libucp
