@@ -16,7 +16,7 @@ import pytest
 from tests.transports.fake_cuda import PROTOTYPES, FakeDriver, types_of
 from transports import _libcuda, cuda
 from transports.address import Address
-from transports.channel import open_receiver
+from transports.channel import open_receiver, open_sender
 from transports.cuda import CudaDevice, device_named, span_of
 from transports.device_memory import DeviceError
 from transports.errors import DeviceUnreachable
@@ -24,6 +24,7 @@ from transports.local import LocalTransport
 from transports.memory import Options
 from transports.ring import Geometry
 from transports.testing import DEVICE_CHECKS, Check, Setting
+from transports.testing.setting import raised
 
 _NAMES = count()
 
@@ -116,6 +117,22 @@ async def test_no_device_and_no_memory_are_told(driver: FakeDriver) -> None:
                 async with open_receiver(listener, "inbox", geometry, memory=name):
                     raise AssertionError("it was opened")
     assert not driver.memory
+
+
+async def test_what_a_device_that_failed_cannot_take_is_not_tried_again(driver: FakeDriver) -> None:
+    """Another session would fail the same way: the sender is told the driver's reason at once."""
+    transport, address = LocalTransport(), Address.parse(f"local://cuda-{next(_NAMES)}")
+    geometry = Geometry(4, 1 << 14, 4, head_bytes=64)
+    async with (
+        transport.listen(address, Options()) as listener,
+        open_receiver(listener, "inbox", geometry, memory="cuda:0") as receiver,
+        open_sender(receiver.address, "a", transport=transport) as sender,
+    ):
+        driver.fails = {"cuMemcpyHtoDAsync_v2": 201}
+        told = await raised(DeviceUnreachable, sender.send(b"tensor"))
+        assert "cuda:0 failed as bytes were put into" in str(told)
+        assert "cuMemcpyHtoDAsync_v2 failed with CUDA_ERROR_INVALID_CONTEXT" in str(told)
+        driver.fails = {}
 
 
 def test_memory_is_not_lost_when_it_cannot_be_made_ready(driver: FakeDriver) -> None:
