@@ -17,6 +17,9 @@ from transports.device_memory import DeviceError
 
 _OK: Final = 0
 INVALID_VALUE: Final = 1
+OUT_OF_MEMORY: Final = 2
+CAPTURING: Final = 900
+"""CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: some thread is recording a graph."""
 
 # Attributes, flags and scopes, as cuda.h numbers them.
 GPU_DIRECT_RDMA: Final = 116
@@ -40,6 +43,8 @@ DMA_BUF_FD: Final = 1
 STREAM_NON_BLOCKING: Final = 1
 PER_THREAD_STREAM: Final = 2
 """CU_STREAM_PER_THREAD: another stream in each thread."""
+CAPTURE_RELAXED: Final = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED: the thread has nothing to do with graphs that others record."""
 
 _DEVICE: Final = c_int
 _ADDRESS: Final = c_ulonglong
@@ -60,6 +65,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuCtxPushCurrent_v2": (_CONTEXT,),
     "cuCtxPopCurrent_v2": (_REFERENCE,),
     "cuCtxSynchronize": (),
+    "cuThreadExchangeStreamCaptureMode": (_REFERENCE,),
     "cuStreamCreate": (_REFERENCE, c_uint),
     "cuStreamSynchronize": (_STREAM,),
     "cuMemAlloc_v2": (_REFERENCE, c_size_t),

@@ -12,13 +12,15 @@ None of this has run on a device yet (``docs/reference/transports.md``).
 
 import asyncio
 import ctypes
+import logging
 import math
 import re
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from ctypes import byref, c_int, c_uint, c_ulonglong, c_void_p
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,8 +28,11 @@ import numpy as np
 from attrs import frozen
 
 from transports import _libcuda as cuda
+from transports.device_frees import frees
 from transports.device_memory import Device, DeviceError, DeviceSpan
 from transports.operations import Bytes
+
+_LOG: Final = logging.getLogger(__name__)
 
 _GRAIN_BYTES: Final = 2 << 20
 """Memory is taken in multiples of this: so it begins at a page of the host, and shares none with others."""
@@ -36,6 +41,9 @@ _NAME_BYTES: Final = 256
 _PEER_MODULE: Final = Path("/sys/module/nvidia_peermem")
 _NAME: Final = re.compile(r"cuda:(\d{1,4})")
 _ITEM: Final = re.compile(r"[<>|=][a-zA-Z](\d+)")
+_RECORDING_SECONDS: Final = 60.0
+"""How long somebody may record a graph while the device is waited for."""
+_RECORDING_PAUSE_SECONDS: Final = 0.02
 _OPENING: Final = threading.Lock()
 
 
@@ -113,6 +121,7 @@ class CudaDevice(Device):
         with self.current():
             library.call("cuStreamCreate", byref(stream), cuda.STREAM_NON_BLOCKING)
         self._stream = stream
+        self._frees = frees()
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -124,6 +133,17 @@ class CudaDevice(Device):
         finally:
             self._library.call("cuCtxPopCurrent_v2", byref(before))
 
+    @contextmanager
+    def _apart_from_graphs(self) -> Iterator[None]:
+        """As ``current``; what is done here spoils no graph that another thread records meanwhile."""
+        mode = c_int(cuda.CAPTURE_RELAXED)
+        with self.current():
+            self._library.call("cuThreadExchangeStreamCaptureMode", byref(mode))
+            try:
+                yield
+            finally:
+                self._library.call("cuThreadExchangeStreamCaptureMode", byref(mode))
+
     def _do(self, name: str, *arguments: Any) -> None:
         """Ask for something in our stream, and wait until it is done."""
         with self.current():
@@ -133,9 +153,14 @@ class CudaDevice(Device):
     # Memory.
 
     def _take(self, size_bytes: int) -> int:
-        address, size = c_ulonglong(), _in_grains(size_bytes)
-        with self.current():
-            self._library.call("cuMemAlloc_v2", byref(address), size)
+        size = _in_grains(size_bytes)
+        try:
+            address = self._allocated(size)
+        except cuda.CudaError as error:
+            if error.status != cuda.OUT_OF_MEMORY:
+                raise
+            self._frees.wait()
+            address = self._allocated(size)
         try:
             if address.value % _PAGE_BYTES:
                 raise DeviceError(f"{self.name} gave memory at {address.value:#x}, which begins no page")
@@ -145,15 +170,26 @@ class CudaDevice(Device):
                 self._library.call("cuPointerSetAttribute", byref(always), cuda.SYNC_MEMOPS, address)
             self._do("cuMemsetD8Async", address, 0, size)
         except DeviceError:
-            with suppress(DeviceError):  # the first error says more
-                self.give_back(address.value)
+            self.give_back(address.value)
             raise
         return address.value
 
+    def _allocated(self, size: int) -> c_ulonglong:
+        address = c_ulonglong()
+        with self._apart_from_graphs():
+            self._library.call("cuMemAlloc_v2", byref(address), size)
+        return address
+
     def give_back(self, address: int) -> None:
-        """Free memory; raises ``DeviceError``."""
-        with self.current():
-            self._library.call("cuMemFree_v2", address)
+        """Free memory, soon: the driver waits for what the device is doing."""
+        self._frees.later(partial(self._free, address))
+
+    def _free(self, address: int) -> None:
+        try:
+            with self._apart_from_graphs():
+                self._library.call("cuMemFree_v2", address)
+        except DeviceError as error:
+            _LOG.warning("memory of %s cannot be given back: %s", self.name, error)
 
     def write(self, address: int, data: Bytes) -> None:
         """Copy from the host."""
@@ -186,9 +222,22 @@ class CudaDevice(Device):
         with self.current():
             # The stream of each thread is meant by whoever asks in its own; in this thread it is another one.
             if stream is None or stream == cuda.PER_THREAD_STREAM:
-                self._library.call("cuCtxSynchronize")
+                self._wait_for_all()
             else:
                 self._library.call("cuStreamSynchronize", stream)
+
+    def _wait_for_all(self) -> None:
+        """Wait for the whole context, behind the graphs that are being recorded in it."""
+        give_up_at = time.monotonic() + _RECORDING_SECONDS
+        while True:
+            try:
+                self._library.call("cuCtxSynchronize")
+            except cuda.CudaError as error:
+                if error.status != cuda.CAPTURING or time.monotonic() >= give_up_at:
+                    raise
+            else:
+                return
+            time.sleep(_RECORDING_PAUSE_SECONDS)
 
     # For adapters.
 

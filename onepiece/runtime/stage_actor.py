@@ -153,11 +153,12 @@ class StageActor:
             async with open_actor_inbox(self.env, region, self.spec, self.threads.name) as inbox:
                 self.address = str(self.env.address.region(region))
                 await self._live(inbox)
+            return
         except InboxRefused as error:
             self.error = str(error)
             get_logger().error("actor_has_no_inbox", stage=self.stage.key, error=self.error)
             self._become(ActorState.FAILED)
-            await self._drain.wait()
+        await self._drain.wait()  # not where the error is at hand, whose frames keep the inbox's memory
 
     async def _live(self, inbox: Receiver) -> None:
         async with asyncio.TaskGroup() as tasks:

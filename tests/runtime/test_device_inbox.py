@@ -25,8 +25,9 @@ from onepiece.runtime.profiling import ProfileOptions, profile_workflow
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
 from onepiece.runtime.result_targets import StageTarget
 from tests.runtime.actor_rig import ActorRig, actor_rig
-from tests.runtime.pretended_gpu import CountingDriver, GpuArray, assert_given_back, pretended_gpu
+from tests.runtime.pretended_gpu import CountingDriver, GpuArray, pretended_gpu
 from tests.runtime.rig import until
+from tests.transports.fake_cuda import assert_given_back
 from transports import Geometry, Receiver
 
 INBOX_BYTES = 1 << 16
@@ -309,6 +310,7 @@ async def test_an_inbox_that_cannot_be_there_is_nowhere(
         assert report.error is not None
         assert re.search(what, report.error), report.error
         assert report.address == ""
+        await until(lambda: gc.collect() >= 0 and not driver.memory)
         rigged.actor.drain()
         await rigged.running
 

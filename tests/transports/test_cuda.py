@@ -1,10 +1,12 @@
 """CUDA devices over a driver that is faked at its C interface; no device takes part."""
 
+import asyncio
 import ctypes
 import gc
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
@@ -13,17 +15,19 @@ from typing import Any
 
 import pytest
 
-from tests.transports.fake_cuda import PROTOTYPES, FakeDriver, types_of
+from tests.transports.fake_cuda import PROTOTYPES, FakeDriver, assert_given_back, types_of
 from transports import _libcuda, cuda
 from transports.address import Address
 from transports.channel import open_receiver, open_sender
 from transports.cuda import CudaDevice, device_named, span_of
+from transports.device_frees import frees
 from transports.device_memory import DeviceError
 from transports.errors import DeviceUnreachable
+from transports.inbox_memory import memory_for
 from transports.local import LocalTransport
 from transports.memory import Options
 from transports.ring import Geometry
-from transports.testing import DEVICE_CHECKS, Check, Setting
+from transports.testing import DEVICE_CHECKS, Check, Setting, until
 from transports.testing.setting import raised
 
 _NAMES = count()
@@ -67,8 +71,7 @@ async def test_device_inboxes(check: Check, driver: FakeDriver) -> None:
     """What the check's docstring says holds with memory of a CUDA device, as the driver gives it."""
     address = Address.parse(f"local://cuda-{next(_NAMES)}")
     await check(Setting(LocalTransport(), address, device=cuda.cuda_device(0)))
-    gc.collect()
-    assert not driver.memory, "all memory is given back"
+    assert_given_back(driver)
     assert driver.stack == [], "the thread has the context that it had"
     assert {*driver.flushes} <= {(0, 100)}
 
@@ -100,8 +103,8 @@ async def test_an_inbox_by_name(driver: FakeDriver) -> None:
         assert (driver.owner[where], len(memory), any(memory)) == (1, 2 << 20, False)
         assert where in driver.sync_memops
     del receiver
-    gc.collect()
-    assert not driver.memory
+    await asyncio.sleep(0)  # the loop lets go of what was awaited last
+    assert_given_back(driver)
 
 
 async def test_no_device_and_no_memory_are_told(driver: FakeDriver) -> None:
@@ -116,7 +119,7 @@ async def test_no_device_and_no_memory_are_told(driver: FakeDriver) -> None:
             with pytest.raises(DeviceUnreachable, match=what):
                 async with open_receiver(listener, "inbox", geometry, memory=name):
                     raise AssertionError("it was opened")
-    assert not driver.memory
+    assert_given_back(driver)
 
 
 async def test_what_a_device_that_failed_cannot_take_is_not_tried_again(driver: FakeDriver) -> None:
@@ -135,6 +138,109 @@ async def test_what_a_device_that_failed_cannot_take_is_not_tried_again(driver: 
         driver.fails = {}
 
 
+class Held(FakeDriver):
+    """A driver one of whose functions does not return before it is let go."""
+
+    def __init__(self, name: str) -> None:
+        self.held = name
+        self.is_called, self.goes_on = threading.Event(), threading.Event()
+        super().__init__(memory_bytes=4 << 20)
+
+    def _checked(self, name: str, body: Callable[..., int]) -> Callable[..., int]:
+        checked = super()._checked(name, body)
+
+        def call(*arguments: Any) -> int:
+            if name == self.held:
+                self.is_called.set()
+                self.goes_on.wait()
+            return checked(*arguments)
+
+        return call
+
+
+async def test_a_device_that_begins_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making a context takes seconds: what else runs on the event loop goes on meanwhile."""
+    driver = Held("cuDevicePrimaryCtxRetain")
+    library = _library(driver)
+    monkeypatch.setattr(_libcuda, "load", lambda: library)
+    cuda._opened.cache_clear()
+    geometry = Geometry(4, 1 << 14, 4, head_bytes=64)
+    opening = asyncio.ensure_future(memory_for("cuda:0", geometry))
+    await until(driver.is_called.is_set, "the driver is asked")
+    driver.goes_on.set()
+    memory = await opening
+    assert memory is not None
+    del memory, opening
+    await asyncio.sleep(0)  # the loop lets go of what was awaited last
+    cuda._opened.cache_clear()
+    assert_given_back(driver)
+
+
+def test_who_lets_go_of_memory_does_not_wait() -> None:
+    """The driver frees it when the device is done with its work; who needs the room then waits for that."""
+    driver = Held("cuMemFree_v2")
+    device = CudaDevice(_library(driver), 0)
+    memory = device.allocate(3 << 20)
+    del memory
+    gc.collect()
+    driver.is_called.wait()
+    assert driver.memory, "this thread goes on, and the memory is not yet free"
+    with ThreadPoolExecutor(1) as threads:
+        next_one = threads.submit(device.allocate, 3 << 20)
+        driver.goes_on.set()
+        next_one.result()
+    del next_one
+    assert_given_back(driver)
+
+
+def test_memory_that_cannot_be_freed_is_told(driver: FakeDriver, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the driver refuses, that is logged; the next one is freed all the same."""
+    device = cuda.cuda_device(0)
+    memory = device.allocate(64)
+    driver.fails = {"cuMemFree_v2": 201}
+    del memory
+    gc.collect()
+    frees().wait()
+    assert "memory of cuda:0 cannot be given back: cuMemFree_v2 failed" in caplog.text
+    driver.fails = {}
+    driver.memory.clear()
+    device.allocate(64)
+    assert_given_back(driver)
+
+
+def test_a_graph_that_somebody_records_is_left_alone(driver: FakeDriver) -> None:
+    """Memory is taken and given back beside it without spoiling it."""
+    device = cuda.cuda_device(0)
+    driver.is_recording = True
+    device.allocate(64)
+    assert_given_back(driver)
+    assert driver.spoilt == 0
+
+
+def test_who_waits_for_a_device_waits_for_graphs_too(driver: FakeDriver) -> None:
+    """The driver refuses to wait for a context in which a graph is recorded; so that comes first."""
+    device = cuda.cuda_device(0)
+    driver.is_recording = True
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(device.wait, None)
+        while not driver.spoilt:
+            time.sleep(0)
+        assert not waiting.done()
+        driver.is_recording = False
+        waiting.result()
+
+
+def test_graphs_are_not_waited_for_without_end(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is never finished is an error, which says what is going on."""
+    monkeypatch.setattr(cuda, "_RECORDING_SECONDS", 0.0)
+    device = cuda.cuda_device(0)
+    driver.is_recording = True
+    with pytest.raises(
+        DeviceError, match="cuCtxSynchronize failed with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+    ):
+        device.wait(None)
+
+
 def test_memory_is_not_lost_when_it_cannot_be_made_ready(driver: FakeDriver) -> None:
     """What was taken and cannot be zeroed is given back before the error is raised."""
     device = device_named("cuda:0")
@@ -142,7 +248,7 @@ def test_memory_is_not_lost_when_it_cannot_be_made_ready(driver: FakeDriver) -> 
         driver.fails = {call: 1}
         with pytest.raises(DeviceError, match=f"{call} failed with CUDA_ERROR_INVALID_VALUE"):
             device.allocate(100)
-        assert not driver.memory
+        assert_given_back(driver)
         assert driver.stack == []
 
 
