@@ -6,8 +6,10 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from attrs import define, evolve, field
+from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
 from onepiece import Gpu, StageContext, Tensor, at_most_once, stage, workflow
@@ -322,12 +324,28 @@ async def test_an_inbox_that_cannot_be_there_is_nowhere(
         ({"inbox": "device", "resources": Gpu(), "isolation": "process"}, r"isolation='process'"),
         ({"inbox": "device", "resources": Gpu(count=2)}, r"on several devices"),
         ({"inbox": "gpu", "resources": Gpu()}, r"'host' and 'device' exist"),
+        ({"inbox": ["device"], "resources": Gpu()}, r"'host' and 'device' exist"),
     ],
 )
 def test_what_makes_no_sense_is_told_where_it_is_written(options: dict[str, Any], what: str) -> None:
     """A stage that could never have such an inbox is refused when its module is imported."""
     with pytest.raises(DefinitionError, match=what):
         _stage_with(options)
+
+
+def test_an_inbox_without_tensors_is_refused() -> None:
+    """Numbers, texts and numpy's arrays would go to the GPU only to be copied back; nested tensors do not."""
+    make: Any = stage(resources=Gpu(), inbox="device")
+
+    async def plain(ctx: StageContext[None], number: int, array: NDArray[np.float32], text: str) -> str:
+        return ""
+
+    async def nested(ctx: StageContext[None], number: int, values: dict[str, list[Tensor] | None]) -> str:
+        return ""
+
+    with pytest.raises(DefinitionError, match=r"plain: inbox='device' with no parameter that can be a torch"):
+        make(plain)
+    assert make(nested).spec.inbox is InboxMemory.DEVICE
 
 
 def _stage_with(options: dict[str, Any]) -> None:
