@@ -17,7 +17,7 @@ from onepiece._tree import TreeWriter
 from onepiece.context import StageContext
 from onepiece.errors import CodecError, DefinitionError
 from onepiece.graph import InboxMemory, Isolation, Parameter, ResourceKind, Resources, StageSpec, check_value
-from onepiece.types import Kind, TypeSpec
+from onepiece.types import TypeSpec
 
 State = TypeVar("State")
 Inputs = ParamSpec("Inputs")
@@ -383,15 +383,11 @@ def _check_inbox(where: str, inbox: str, kind: ResourceKind, isolation: str) -> 
 
 def _check_inbox_holds_tensors(where: str, inbox: str, parameters: Iterable[Parameter]) -> None:
     """All but torch tensors would be sent to the GPU only to be copied back."""
-    if inbox == InboxMemory.DEVICE.value and not any(_may_be_on_gpu(each.type) for each in parameters):
+    if inbox == InboxMemory.DEVICE.value and not any(each.type.may_hold_torch for each in parameters):
         raise DefinitionError(
             f"{where}: inbox='device' with no parameter that can be a torch tensor; all else is copied back"
             " from the GPU, so leave inbox out, or annotate the parameter as Tensor"
         )
-
-
-def _may_be_on_gpu(spec: TypeSpec) -> bool:
-    return spec.kind in {Kind.ANY, Kind.TENSOR, Kind.TORCH} or any(map(_may_be_on_gpu, spec.items))
 
 
 def _resources(needs: Any, function: Any) -> Resources:

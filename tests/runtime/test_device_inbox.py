@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import re
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from attrs import define, evolve, field
 from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
-from onepiece import Gpu, StageContext, Tensor, at_most_once, stage, workflow
+from onepiece import Gpu, StageContext, Tensor, _torch, at_most_once, stage, workflow
 from onepiece._bounded import described
 from onepiece.core.inventory import ActorState, Device, DeviceKind
 from onepiece.core.routing import ActorRoute
@@ -125,6 +126,41 @@ async def test_room_is_given_back_when_the_device_is_done(driver: CountingDriver
         finally:
             driver.is_done.set()
         await until(lambda: depth(rigged) == 0)
+
+
+@stage(resources=Gpu())
+async def glance(ctx: StageContext[None], image: Tensor) -> str:
+    """The same from an inbox in the host's memory."""
+    return f"{len(image.content())}"
+
+
+@workflow
+def glancing(image: Tensor) -> str:
+    """One stage."""
+    return glance(image)
+
+
+@pytest.mark.parametrize("flow", [looking, glancing], ids=["device", "host"])
+@pytest.mark.parametrize("length", [8, 100_000], ids=["small", "large"])
+async def test_tensors_are_made_in_the_stages_thread(
+    flow: Any, length: int, driver: CountingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done on a GPU waits for the GPU: it never holds up the node's event loop."""
+    threads: list[str] = []
+
+    def noted(make: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return make(*arguments)
+
+        return call
+
+    for name in ("from_buffer", "over_span"):
+        monkeypatch.setattr(_torch, name, noted(getattr(_torch, name)))
+    async with actor_rig(flow, device="cuda:0", inbox_bytes=1 << 18) as rigged:
+        await rigged.submit("a", image=GpuArray.of(bytes(length)))
+        await rigged.outcome("a")
+    assert threads == ["stage-cuda:0"]
 
 
 async def test_many_laps(driver: CountingDriver) -> None:
