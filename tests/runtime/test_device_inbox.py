@@ -196,6 +196,7 @@ async def test_a_stage_that_keeps_inputs_is_told_of(
     driver: CountingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, in the log, when the stage has nothing else in hand."""
+    monkeypatch.setattr(inbox_rooms, "OCCUPIED_COLLECT_SECONDS", 0.01)
     monkeypatch.setattr(inbox_rooms, "OCCUPIED_IDLE_SECONDS", 0.01)
     with capture_logs() as logs:
         async with actor_rig(looking, device="cuda:0", inbox_bytes=INBOX_BYTES) as rigged:
@@ -208,6 +209,55 @@ async def test_a_stage_that_keeps_inputs_is_told_of(
     told = [each for each in logs if each["event"] == "stage_keeps_inputs"]
     assert [each["messages"] for each in told] == [1]
     assert told[0]["stage"].endswith(":look")
+
+
+def fail(image: GpuArray) -> str:
+    """Raise with an input in hand."""
+    raise ValueError(f"{image.dtype} is nothing to be looked at")
+
+
+@stage(resources=Gpu(), inbox="device")
+async def stumble(ctx: StageContext[None], image: Tensor, how: str) -> str:
+    """Fail in blocking work, or in one of several tasks, whose errors refer to themselves."""
+    if how == "run":
+        return await ctx.run(fail, image)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ctx.run(fail, image))
+    return ""
+
+
+@workflow
+def stumbling(image: Tensor, how: str) -> str:
+    """One stage that fails."""
+    return stumble(image, how)
+
+
+@pytest.fixture
+def no_garbage_is_found_by_chance() -> Iterator[None]:
+    """Whoever needs the garbage collector calls it."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_is_found_by_chance")
+@pytest.mark.parametrize(("how", "seconds"), [("run", 1e6), ("tasks", 0.01)])
+async def test_what_has_failed_keeps_no_room(
+    how: str,
+    seconds: float,
+    driver: CountingDriver,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error of blocking work lets go of it by itself; a circle is looked for when nothing is in hand."""
+    monkeypatch.setattr(inbox_rooms, "OCCUPIED_COLLECT_SECONDS", seconds)
+    with capture_logs() as logs:
+        async with actor_rig(stumbling, device="cuda:0", inbox_bytes=INBOX_BYTES) as rigged:
+            for number in range(5):  # more than the inbox holds
+                await rigged.submit(str(number), image=picture(number), how=how)
+                assert (await rigged.outcome(str(number)))["error"] == "StageFailed"
+            await until(lambda: depth(rigged) == 0)
+    assert not [each for each in logs if each["event"] == "stage_keeps_inputs"]
 
 
 async def test_what_a_stage_keeps_does_not_keep_the_actor(driver: CountingDriver) -> None:
