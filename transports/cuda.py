@@ -10,7 +10,6 @@ tensor still has to be computed for is waited for once, in ``span_of``.
 None of this has run on a device yet (``docs/reference/transports.md``).
 """
 
-import asyncio
 import ctypes
 import logging
 import math
@@ -28,6 +27,7 @@ import numpy as np
 from attrs import frozen
 
 from transports import _libcuda as cuda
+from transports.device_calls import in_thread
 from transports.device_frees import frees
 from transports.device_memory import Device, DeviceError, DeviceSpan
 from transports.operations import Bytes
@@ -343,7 +343,7 @@ async def span_of(array: Any, *, stream: int | None = None) -> DeviceSpan:
     Cancellation: the wait goes on in its thread, and changes nothing.
     """
     span, stream = _span_and_stream(array, stream)
-    await asyncio.to_thread(span.device.wait, stream)
+    await in_thread(span.device.wait, stream)
     return span
 
 

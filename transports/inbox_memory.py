@@ -1,9 +1,9 @@
 """Where an inbox's payload ring lies: in the host's memory, or in a device's."""
 
-import asyncio
 from typing import Final
 
 from transports.cuda import device_named
+from transports.device_calls import in_thread
 from transports.device_memory import Device, DeviceError, DeviceMemory
 from transports.errors import DeviceUnreachable
 from transports.ring import Geometry
@@ -37,7 +37,7 @@ async def memory_for(memory: str | Device, geometry: Geometry) -> DeviceMemory |
             " geometry head_bytes, for example 4096"
         )
     # A device that is used for the first time takes seconds to begin.
-    return await asyncio.to_thread(_taken, memory, geometry.payload_bytes)
+    return await in_thread(_taken, memory, geometry.payload_bytes)
 
 
 def _taken(memory: str | Device, size_bytes: int) -> DeviceMemory:

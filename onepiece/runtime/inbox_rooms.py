@@ -24,6 +24,7 @@ from attrs import define, field
 from onepiece.limits import OCCUPIED_COLLECT_SECONDS, OCCUPIED_IDLE_SECONDS
 from onepiece.log import get_logger
 from transports import Delivery, DeviceSpan, Receiver
+from transports.device_calls import in_thread
 
 
 class _Room:
@@ -90,7 +91,7 @@ class InboxRooms:
             left, self._left = self._left, []
             if not left:
                 continue
-            await asyncio.to_thread(device.wait, None)
+            await in_thread(device.wait, None)
             for delivery in left:
                 self.inbox.release(delivery)
             self.occupied -= len(left)
