@@ -238,6 +238,16 @@ def test_libucp_says_what_memory_it_handles() -> None:
 
 
 @needs_libucp
+async def test_what_no_sender_could_reach_is_refused(pretence: Pretence) -> None:
+    """An address that asks for tcp has no inbox on a device: it would open, and refuse every sender."""
+    here = Address.parse("ucx://127.0.0.1:0?require=tcp")
+    async with UcxTransport().listen(here, SECRET) as listener:
+        with pytest.raises(DeviceUnreachable, match=r"nothing gets there over tcp.*leave out require=tcp"):
+            async with open_receiver(listener, "inbox", GEOMETRY, memory=pretence.device):
+                raise AssertionError("it was opened")
+
+
+@needs_libucp
 async def test_a_libucp_without_cuda_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither an inbox on a device nor bytes of one are taken, with the library's name and what it lacks."""
     device = PretendedDevice()
