@@ -144,8 +144,8 @@ class UcxListener(TcpListener):
     def _memory_beside(self, size_bytes: int, device: DeviceMemory) -> RegionMemory:
         if self.requirement is Requirement.TCP:
             raise DeviceUnreachable(
-                f"{self._address} cannot serve memory of {device.device.name}: nothing gets there over tcp, and"
-                " it asks for that; leave out require=tcp, or the inbox in the host's memory"
+                f"{self._address} cannot serve memory of {device.device.name}: nothing gets there over tcp;"
+                " leave out require=tcp, or the inbox in the host's memory"
             )
         try:
             return LentMemory(size_bytes, device)
