@@ -127,11 +127,15 @@ class CudaDevice(Device):
     def current(self) -> Iterator[None]:
         """Its context is this thread's meanwhile; that of before is back then."""
         before = c_void_p()
-        self._library.call("cuCtxPushCurrent_v2", self._context)
         try:
-            yield
-        finally:
-            self._library.call("cuCtxPopCurrent_v2", byref(before))
+            self._library.call("cuCtxPushCurrent_v2", self._context)
+            try:
+                yield
+            finally:
+                self._library.call("cuCtxPopCurrent_v2", byref(before))
+        except cuda.CudaError as error:
+            error.on(self.name)
+            raise
 
     @contextmanager
     def _apart_from_graphs(self) -> Iterator[None]:
@@ -189,7 +193,7 @@ class CudaDevice(Device):
             with self._apart_from_graphs():
                 self._library.call("cuMemFree_v2", address)
         except DeviceError as error:
-            _LOG.warning("memory of %s cannot be given back: %s", self.name, error)
+            _LOG.warning("memory cannot be given back: %s", error)
 
     def write(self, address: int, data: Bytes) -> None:
         """Copy from the host."""

@@ -62,6 +62,7 @@ _ERRORS = {
     201: ("CUDA_ERROR_INVALID_CONTEXT", "invalid device context"),
     400: ("CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"),
     900: ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"),
+    700: ("CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"),
     801: ("CUDA_ERROR_NOT_SUPPORTED", "operation not supported"),
 }
 _PAGE = 4096

@@ -201,7 +201,7 @@ def test_memory_that_cannot_be_freed_is_told(driver: FakeDriver, caplog: pytest.
     del memory
     gc.collect()
     frees().wait()
-    assert "memory of cuda:0 cannot be given back: cuMemFree_v2 failed" in caplog.text
+    assert "memory cannot be given back: cuda:0: cuMemFree_v2 failed" in caplog.text
     driver.fails = {}
     driver.memory.clear()
     device.allocate(64)
@@ -353,6 +353,18 @@ def test_the_first_error_is_told(driver: FakeDriver) -> None:
     driver.fails = {"cuMemsetD8Async": 2, "cuMemFree_v2": 201}
     with pytest.raises(DeviceError, match="cuMemsetD8Async failed with CUDA_ERROR_OUT_OF_MEMORY"):
         device.allocate(100)
+
+
+def test_errors_name_their_device(driver: FakeDriver) -> None:
+    """Which of them it was is said once; and, if so, that nothing but a new process helps."""
+    first, second = cuda.cuda_device(0), cuda.cuda_device(1)
+    driver.fails = {"cuCtxSynchronize": 700}
+    with pytest.raises(DeviceError) as caught, first.current():
+        second.wait(None)
+    assert str(caught.value) == (
+        "cuda:1: cuCtxSynchronize failed with CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was"
+        " encountered; this process can use CUDA no more: restart it"
+    )
 
 
 def test_errors_that_the_driver_does_not_know() -> None:
