@@ -40,7 +40,8 @@ _PAGE_BYTES: Final = 4096
 _NAME_BYTES: Final = 256
 _PEER_MODULE: Final = Path("/sys/module/nvidia_peermem")
 _NAME: Final = re.compile(r"cuda:(\d{1,4})")
-_ITEM: Final = re.compile(r"[<>|=][a-zA-Z](\d+)")
+_ITEM: Final = re.compile(r"[<>|=][a-su-zA-TV-Z](\d+)")
+"""Of texts (``U``) and fields of bits (``t``) the number counts no bytes."""
 _RECORDING_SECONDS: Final = 60.0
 """How long somebody may record a graph while the device is waited for."""
 _RECORDING_PAUSE_SECONDS: Final = 0.02
@@ -359,7 +360,13 @@ def wait_for_span(array: Any) -> DeviceSpan:
 
 
 def _span_and_stream(array: Any, stream: int | None) -> tuple[DeviceSpan, int | None]:
-    interface = getattr(array, "__cuda_array_interface__", None)
+    try:
+        interface = getattr(array, "__cuda_array_interface__", None)
+    except (LookupError, RuntimeError, TypeError) as error:  # torch's, of dtypes that the interface has not
+        raise ValueError(
+            f"this {type(array).__name__} does not say where it lies ({error!r}); give its bytes, as"
+            " tensor.detach().contiguous().view(torch.uint8) does"
+        ) from error
     if interface is None:
         raise ValueError(f"{type(array).__name__} is no array on a CUDA device: send its bytes as they are")
     length = _contiguous_bytes(interface)
@@ -374,6 +381,8 @@ def _span_and_stream(array: Any, stream: int | None) -> tuple[DeviceSpan, int | 
 
 def _contiguous_bytes(interface: dict[str, Any]) -> int:
     shape: Sequence[int] = interface["shape"]
+    if interface.get("mask") is not None:
+        raise ValueError("a masked array is two: send its data and its mask")
     item = _ITEM.fullmatch(interface["typestr"])
     if item is None:
         raise ValueError(f"an array of {interface['typestr']!r} has no plain elements")

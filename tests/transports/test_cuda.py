@@ -452,6 +452,8 @@ async def test_the_stream_that_is_given_is_waited_for(driver: FakeDriver) -> Non
         ((4, 4), "<f4", (32, 4), "not contiguous"),
         ((0, 4), "<f4", None, "lies on no device"),
         ((4,), "|O", None, "no plain elements"),
+        ((4,), "<U4", None, "no plain elements"),
+        ((4,), "|t4", None, "no plain elements"),
     ],
 )
 async def test_arrays_that_cannot_be_sent(
@@ -463,6 +465,20 @@ async def test_arrays_that_cannot_be_sent(
         await span_of(_Array(memory.address, shape, typestr, strides=strides))
     with pytest.raises(ValueError, match="bytes is no array on a CUDA device"):
         await span_of(b"host")
+    with pytest.raises(ValueError, match="a masked array is two"):
+        await span_of(_Array(memory.address, (4,), "<f4", mask=object()))
+
+
+async def test_tensors_that_the_interface_does_not_know(driver: FakeDriver) -> None:
+    """torch has no word in it for eight-bit floats, and none for tensors with gradients: say what to do."""
+
+    class Eighth:
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:
+            raise KeyError("torch.float8_e4m3fn")
+
+    with pytest.raises(ValueError, match=r"Eighth does not say .*float8_e4m3fn.*view\(torch.uint8\)"):
+        await span_of(Eighth())
 
 
 async def test_dimensions_of_one_have_any_stride(driver: FakeDriver) -> None:
