@@ -163,6 +163,20 @@ async def test_tensors_are_made_in_the_stages_thread(
     assert threads == ["stage-cuda:0"]
 
 
+async def test_what_an_actor_takes_of_its_device_is_told_with_its_inbox(
+    driver: CountingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch tells is the stage's alone; where it cannot be told nothing is said of the inbox either."""
+    most = 0
+    monkeypatch.setattr(_torch, "cuda_use", lambda index: (0, most))
+    async with actor_rig(looking, device="cuda:0", inbox_bytes=INBOX_BYTES) as rigged:
+        assert rigged.actor.report().work.memory_bytes == 0
+        most = 5 << 20
+        await rigged.submit("a", image=picture(1))
+        assert await rigged.outcome("a") == said(1)
+        assert rigged.actor.report().work.memory_bytes == most + INBOX_BYTES
+
+
 async def test_many_laps(driver: CountingDriver) -> None:
     """Requests beyond what the inbox holds all end, one that fails among them: no room is lost."""
     async with actor_rig(looking, device="cuda:0", inbox_bytes=INBOX_BYTES) as rigged:

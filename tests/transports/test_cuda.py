@@ -470,7 +470,7 @@ async def test_arrays_that_cannot_be_sent(
 
 
 async def test_tensors_that_the_interface_does_not_know(driver: FakeDriver) -> None:
-    """torch has no word in it for eight-bit floats, and none for tensors with gradients: say what to do."""
+    """Torch has no word in it for eight-bit floats, and none for tensors with gradients: say what to do."""
 
     class Eighth:
         @property
