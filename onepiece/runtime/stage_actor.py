@@ -153,7 +153,6 @@ class StageActor:
             async with open_actor_inbox(self.env, region, self.spec, self.threads.name) as inbox:
                 self.address = str(self.env.address.region(region))
                 await self._live(inbox)
-            return
         except InboxRefused as error:
             self.error = str(error)
             get_logger().error("actor_has_no_inbox", stage=self.stage.key, error=self.error)
