@@ -46,6 +46,9 @@ _RECORDING_SECONDS: Final = 60.0
 """How long somebody may record a graph while the device is waited for."""
 _RECORDING_PAUSE_SECONDS: Final = 0.02
 _OPENING: Final = threading.Lock()
+_NEW_BYTES: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
 
 
 @frozen
@@ -204,10 +207,11 @@ class CudaDevice(Device):
 
     def read(self, address: int, length: int) -> bytes:
         """Copy to the host."""
-        into = ctypes.create_string_buffer(length)
-        if length:
-            self._do("cuMemcpyDtoHAsync_v2", into, address, length)
-        return into.raw
+        if not length:
+            return b""
+        into = _unset_bytes(length)
+        self._do("cuMemcpyDtoHAsync_v2", ctypes.c_char_p(into), address, length)
+        return into
 
     def copy(self, to: int, address: int, length: int) -> None:
         """Copy within the device."""
@@ -292,6 +296,15 @@ class CudaDevice(Device):
             "version": 3,
             "stream": None,
         }
+
+
+def _unset_bytes(length: int) -> bytes:
+    """Bytes that are to be written once, before anybody sees them: neither zeroed first nor copied behind.
+
+    An output that is retained, or waits for its siblings, may have gigabytes.
+    """
+    made: bytes = _NEW_BYTES(None, length)
+    return made
 
 
 def _in_grains(size_bytes: int) -> int:
