@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_int, c_uint, c_ulonglong, c_void_p
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -324,15 +324,18 @@ def device_named(name: str) -> Device:
     return cuda_device(int(found[1]))
 
 
+_DEVICES: Final[dict[int, CudaDevice]] = {}
+
+
 def cuda_device(ordinal: int) -> CudaDevice:
     """A device, opened once for the process, in whatever thread asks first; raises ``DeviceError``."""
+    device = _DEVICES.get(ordinal)
+    if device is not None:
+        return device
     with _OPENING:  # opening takes seconds, and who asks meanwhile is to get the same object
-        return _opened(ordinal)
-
-
-@cache
-def _opened(ordinal: int) -> CudaDevice:
-    return CudaDevice(cuda.load(), ordinal)
+        if ordinal not in _DEVICES:
+            _DEVICES[ordinal] = CudaDevice(cuda.load(), ordinal)
+        return _DEVICES[ordinal]
 
 
 def gpus() -> tuple[Gpu, ...]:

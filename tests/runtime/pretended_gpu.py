@@ -99,13 +99,13 @@ def pretended_gpu(driver: CountingDriver | None = None) -> Iterator[CountingDriv
     driver = driver or CountingDriver()
     library = _libcuda.Library(driver)
     library.call("cuInit", 0)
-    cuda._opened.cache_clear()
+    cuda._DEVICES.clear()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(_libcuda, "load", return_value=library))
         for name, instead in _TORCH.items():
             stack.enter_context(mock.patch.object(_torch, name, instead))
         yield driver
-    cuda._opened.cache_clear()
+    cuda._DEVICES.clear()
 
 
 def _over_span(dtype: str, shape: tuple[int, ...], span: DeviceSpan, device: str) -> GpuArray:

@@ -45,9 +45,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     fake = FakeDriver()
     library = _library(fake)
     monkeypatch.setattr(_libcuda, "load", lambda: library)
-    cuda._opened.cache_clear()
+    cuda._DEVICES.clear()
     yield fake
-    cuda._opened.cache_clear()
+    cuda._DEVICES.clear()
     gc.collect()
 
 
@@ -163,7 +163,7 @@ async def test_a_device_that_begins_holds_up_nobody(monkeypatch: pytest.MonkeyPa
     driver = Held("cuDevicePrimaryCtxRetain")
     library = _library(driver)
     monkeypatch.setattr(_libcuda, "load", lambda: library)
-    cuda._opened.cache_clear()
+    cuda._DEVICES.clear()
     geometry = Geometry(4, 1 << 14, 4, head_bytes=64)
     opening = asyncio.ensure_future(memory_for("cuda:0", geometry))
     await until(driver.is_called.is_set, "the driver is asked")
@@ -172,7 +172,7 @@ async def test_a_device_that_begins_holds_up_nobody(monkeypatch: pytest.MonkeyPa
     assert memory is not None
     del memory, opening
     await asyncio.sleep(0)  # the loop lets go of what was awaited last
-    cuda._opened.cache_clear()
+    cuda._DEVICES.clear()
     assert_given_back(driver)
 
 
