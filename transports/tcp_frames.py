@@ -109,6 +109,7 @@ _HEADER: Final = struct.Struct("<BBHIQQQQ")
 _PLACE: Final = struct.Struct("<QQ")
 _NAME: Final = struct.Struct("<H")
 _KEY: Final = struct.Struct("<QQ")
+EXPORT_KEY_BYTES: Final = _KEY.size
 HEADER_BYTES: Final = _HEADER.size
 
 _SCRATCH_BYTES: Final = 64 << 10
