@@ -149,9 +149,9 @@ async def test_tensors_are_made_in_the_stages_thread(
     threads: list[str] = []
 
     def noted(make: Any) -> Any:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **more: Any) -> Any:
             threads.append(threading.current_thread().name)
-            return make(*arguments)
+            return make(*arguments, **more)
 
         return call
 
