@@ -23,8 +23,8 @@ SPANS_MAX: Final = 4096
 """Buffers of one message that are described by spans."""
 
 _LOCATION: Final = struct.Struct("<QI")
-_READ_HERE_BYTES: Final = 1 << 20
-"""Up to this length a read takes less time than a thread's turn would."""
+_READ_HERE_BYTES: Final = 2 << 20
+"""Up to this length a read takes some tenths of a millisecond, which a thread's turn would take too."""
 _CALL_SPANS_MAX: Final = 1024
 """IOV_MAX."""
 _CALL_BYTES_MAX: Final = 16 << 20

@@ -16,7 +16,6 @@ from transports.region_memory import fresh_memory
 
 _STEPS: Final = 8
 """Lengths between two powers of two, so that at most an eighth is not used."""
-_BACK_MAX: Final = 2
 
 
 @frozen
@@ -40,8 +39,8 @@ class SpareMemory:
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self._longest = bytes_max // _BACK_MAX
-        self._bytes_max = bytes_max
+        self._half = bytes_max // 2
+        """Of it each of two heaps may have: what lies here in order, and what has only just come back."""
         self._spare: OrderedDict[int, list[memoryview]] = OrderedDict()
         """By length; what was used last is last."""
         self.bytes = 0
@@ -51,7 +50,7 @@ class SpareMemory:
     def take(self, size_bytes: int) -> "Taken":
         """Memory of this length, whatever lies in it; raises ``OSError`` where there is none."""
         length = _rounded(size_bytes)
-        if not size_bytes or length > self._longest:
+        if not size_bytes or length > self._half:
             return Taken(fresh_memory(size_bytes), None)
         self._look()
         waiting = self._spare.get(length)
@@ -67,7 +66,8 @@ class SpareMemory:
         return Taken(memoryview(lent).cast("B")[:size_bytes], way_back)
 
     def _come_back(self, memory: memoryview) -> None:
-        if len(self._back) < _BACK_MAX:
+        # Several threads may do so at once, and exceed the bound by what each of them has.
+        if sum(map(len, tuple(self._back))) + len(memory) <= self._half:
             self._back.append(memory)
 
     def _look(self) -> None:
@@ -76,7 +76,7 @@ class SpareMemory:
             self._spare.setdefault(len(memory), []).append(memory)
             self._spare.move_to_end(len(memory))
             self.bytes += len(memory)
-        while self.bytes > self._bytes_max:
+        while self.bytes > self._half:
             length, waiting = next(iter(self._spare.items()))
             if waiting:
                 waiting.pop()
