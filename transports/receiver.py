@@ -474,7 +474,7 @@ async def open_receiver(
             and it is a device's.
         DeviceUnreachable: There is no such device, it has no memory left, or the listener reaches none.
     """
-    device = memory_for(memory, geometry)
+    device = await memory_for(memory, geometry)
     receiver = Receiver(
         geometry,
         leniency or Leniency(),

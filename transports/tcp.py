@@ -205,7 +205,8 @@ class TcpListener(Listener):
     def _memory_beside(self, size_bytes: int, device: DeviceMemory) -> RegionMemory:
         raise DeviceUnreachable(
             f"{self._address} cannot serve memory of {device.device.name}: {self._address.scheme} does not"
-            " reach devices; listen on verbs://, or leave the inbox in the host's memory"
+            " reach devices; listen on verbs:// or ucx://, where all is in one process on local://here, or"
+            " leave the inbox in the host's memory"
         )
 
     def _new_session(self, peer: str) -> OwnerSession:

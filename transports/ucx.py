@@ -142,6 +142,11 @@ class UcxListener(TcpListener):
         return new_memory(size_bytes)
 
     def _memory_beside(self, size_bytes: int, device: DeviceMemory) -> RegionMemory:
+        if self.requirement is Requirement.TCP:
+            raise DeviceUnreachable(
+                f"{self._address} cannot serve memory of {device.device.name}: nothing gets there over tcp;"
+                " leave out require=tcp, or the inbox in the host's memory"
+            )
         try:
             return LentMemory(size_bytes, device)
         except (DeviceError, DeviceUnreachable, UcpError) as error:
