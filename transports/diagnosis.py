@@ -30,6 +30,7 @@ from transports.verbs_devices import Device, devices_of
 DEBIAN_PYVERBS: Final = "usr/lib/python3/dist-packages/pyverbs"
 _SHARED_BYTES_WANTED: Final = 1 << 30
 _MEMLOCK_BYTES_WANTED: Final = 1 << 30
+_CAP_IPC_LOCK: Final = 14
 _CAP_SYS_PTRACE: Final = 19
 
 
@@ -132,7 +133,10 @@ def _device_files(root: Path) -> Iterator[Finding]:
         yield Finding("device files", State.THERE, ", ".join(path.name for path in files))
 
 
-def _locked_memory(_root: Path) -> Iterator[Finding]:
+def _locked_memory(root: Path) -> Iterator[Finding]:
+    if (root / "proc/self/status").exists() and _has_capability(root, _CAP_IPC_LOCK):
+        yield Finding("locked memory", State.THERE, "no limit: this process has the capability CAP_IPC_LOCK")
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     fix = "ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit; --ulimit memlock=-1 for a container"
     enough = soft == resource.RLIM_INFINITY or soft >= _MEMLOCK_BYTES_WANTED

@@ -74,6 +74,17 @@ def test_who_may_read_where_payloads_lie(
     assert "seccomp" in refused.fix
 
 
+@pytest.mark.parametrize("capabilities", [0, 1 << 14])
+def test_who_may_lock_memory(capabilities: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit binds those who lack the capability: root, as a rule, has it."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text(f"CapEff:\t{capabilities:016x}\n")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (8 << 20, 8 << 20))
+    found = by_subject(tmp_path)["locked memory"]
+    assert (found.state is State.THERE) is bool(capabilities)
+    assert bool(capabilities) is not ("limit 8 MiB" in found.text)
+
+
 def test_each_look_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one look stumbles over is said, and all others are there; a machine without /sys is named so."""
 
