@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from transports.operations import Bytes
-from transports.ring.layout import hash_payload
+from transports.ring.layout import PayloadHasher, hash_payload
 
 SPANS_MAX: Final = 4096
 """Buffers of one message that are described by spans."""
@@ -29,6 +29,7 @@ _READ_HERE_BYTES: Final = 2 << 20
 """Up to this length a read takes some tenths of a millisecond, which a thread's turn would take too."""
 _CALL_SPANS_MAX: Final = 1024
 """IOV_MAX."""
+_LONG_BYTES: Final = 32 << 20
 _CALL_BYTES_MAX: Final = 16 << 20
 """Each call costs as much as a copy of a megabyte; the system takes up to 2 GiB at once."""
 
@@ -139,10 +140,10 @@ class OtherMemory:
         return bytes(found) == secret
 
     async def fetch(self, place: Place, into: memoryview) -> int:
-        """Copy what the spans there say, all of ``into``; in a thread if that is much.
+        """Copy what the spans there say, all of ``into``; in a thread if that is much, in two if it is long.
 
         Returns:
-            The xxh3-64 of it, computed in the same turn.
+            The xxh3-64 of it.
 
         Raises:
             OSError: The process is gone or may not be read any more, or the spans are not of that length.
@@ -151,20 +152,37 @@ class OtherMemory:
         """
         if len(into) > _READ_HERE_BYTES:
             try:
+                if len(into) > _LONG_BYTES:
+                    return await self._fetch_and_hash(place, into)
                 return await asyncio.to_thread(self._fetch, place, into)
             except RuntimeError:  # no thread can be had (ulimit -u, a container's bound)
                 pass
         return self._fetch(place, into)
 
+    async def _fetch_and_hash(self, place: Place, into: memoryview) -> int:
+        """Each part is hashed while the next one is read."""
+        hasher, read = PayloadHasher(), memoryview(b"")
+        for part, spans in _parts(into, self._checked_spans(place, into)):
+            await asyncio.gather(
+                asyncio.to_thread(self._call, part, spans), asyncio.to_thread(hasher.update, read)
+            )
+            read = part
+        await asyncio.to_thread(hasher.update, read)
+        self._spans_at(place)
+        return hasher.intdigest()
+
     def _fetch(self, place: Place, into: memoryview) -> int:
+        self._read_into(into, self._checked_spans(place, into))
+        self._spans_at(place)  # still lent: nothing else was read
+        return hash_payload((into,))
+
+    def _checked_spans(self, place: Place, into: memoryview) -> list[tuple[int, int]]:
         if place.spans > SPANS_MAX:
             raise OSError(f"{place.spans} spans, of which {SPANS_MAX} are allowed")
         spans = self._spans_at(place)
         if sum(length for _, length in spans) != len(into):
             raise OSError(f"{place.spans} spans that do not hold {len(into)} bytes")
-        self._read_into(into, spans)
-        self._spans_at(place)  # still lent: nothing else was read
-        return hash_payload((into,))
+        return spans
 
     def _spans_at(self, place: Place) -> list[tuple[int, int]]:
         table = memoryview(bytearray((place.spans + 1) * _SPAN_BYTES))
@@ -177,11 +195,8 @@ class OtherMemory:
 
     def _read_into(self, into: memoryview, spans: Sequence[tuple[int, int]]) -> None:
         """One behind the other; raises ``OSError`` unless all of it could be read."""
-        done = 0
-        for some in _calls(spans):
-            piece = into[done : done + sum(length for _, length in some)]
-            self._call(piece, some)
-            done += len(piece)
+        for part, some in _parts(into, spans):
+            self._call(part, some)
 
     def _call(self, into: memoryview, spans: Sequence[tuple[int, int]]) -> None:
         local = _Span(address_of(into), len(into))
@@ -202,6 +217,17 @@ class OtherMemory:
 
 def _spans(places: Sequence[tuple[int, int]]) -> ctypes.Array[_Span]:
     return (_Span * len(places))(*(_Span(*place) for place in places))
+
+
+def _parts(
+    into: memoryview, spans: Sequence[tuple[int, int]]
+) -> Iterator[tuple[memoryview, list[tuple[int, int]]]]:
+    """Where each part goes that the system takes at once, and its spans."""
+    done = 0
+    for some in _calls(spans):
+        part = into[done : done + sum(length for _, length in some)]
+        yield part, some
+        done += len(part)
 
 
 def _calls(spans: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:

@@ -102,6 +102,19 @@ async def test_what_spans_say_is_read_one_behind_the_other(
     assert computed == hash_payload((whole,))
 
 
+@pytest.mark.parametrize("length", [1000, 1001, 2400])
+async def test_long_ones_are_hashed_part_by_part(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the next part is read: the hash is that of the whole."""
+    monkeypatch.setattr(process_memory, "_CALL_BYTES_MAX", 800)
+    monkeypatch.setattr(process_memory, "_READ_HERE_BYTES", 999)
+    monkeypatch.setattr(process_memory, "_LONG_BYTES", 1000)
+    whole = os.urandom(length)
+    spans = Spans([whole[:700], whole[700:]])
+    into = bytearray(length)
+    assert await here().fetch(spans.place, memoryview(into)) == hash_payload((whole,))
+    assert bytes(into) == whole
+
+
 async def test_spans_that_are_not_what_was_offered_are_an_error() -> None:
     """Nothing is read beyond what there is room for, and the number of spans is bounded."""
     spans = Spans([b"a" * 100, b"b" * 100])

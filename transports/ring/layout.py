@@ -118,6 +118,10 @@ def unpack_position(word: int) -> tuple[int, int, int]:
     return word >> SESSION_SHIFT, word >> GRANULE_BITS & SEQUENCE_MASK, word & GRANULE_MASK
 
 
+PayloadHasher: Final = xxh3_64
+"""``hash_payload`` of what comes in parts: ``update`` and ``intdigest``."""
+
+
 def hash_payload(buffers: Sequence[Bytes]) -> int:
     """xxh3-64 over the concatenation of ``buffers``, without concatenating them."""
     if len(buffers) == 1:
