@@ -34,8 +34,8 @@ from transports.memory import Accepted, Listener, Region
 from transports.operations import Bytes, Pull
 from transports.patient_consumer import HashElsewhere, PatientConsumer
 from transports.region_memory import fresh_memory
+from transports.ring import Claims, Geometry
 from transports.ring import Delivery as RingDelivery
-from transports.ring import Geometry
 from transports.ring.layout import GENERATION_MAX
 
 _LOG: Final = logging.getLogger(__name__)
@@ -256,6 +256,7 @@ class Receiver:
                 on_session_lost=self._lost,
                 device=self._beside,
                 keeper=self._device_ring,
+                claimant=Claims(self._geometry),
             )
             run_on_region(self._consumer.initialise(), self._region.view)
 

@@ -28,6 +28,7 @@ from transports.introductions import Hello
 from transports.operations import Chain, Write
 from transports.tcp import TcpTransport
 from transports.tcp_frames import Introduction, Kind
+from transports.tcp_reasons import parse_reason
 from transports.testing import Setting, until
 from transports.testing.setting import Stage, raised, staged
 
@@ -63,7 +64,7 @@ class Stranger:
             reader.received(len(data))
             for header, body in reader.frames():
                 if header.kind in {Kind.REFUSED, Kind.ENDED}:
-                    reason = frames.parse_reason(header, body)
+                    reason = parse_reason(header, body)
         return reason
 
     async def enter(self) -> None:

@@ -21,6 +21,7 @@ from transports.errors import (
 )
 from transports.operations import Bytes, Chain, CompareAndSwap, Guarded, Write
 from transports.tcp_frames import FrameReader, Header, Introduction, Kind
+from transports.tcp_reasons import parse_reason, reason_frame
 
 BYTES = st.binary(max_size=300)
 
@@ -252,7 +253,7 @@ def test_endings_come_back(error: type[TransportError]) -> None:
 def crossed(kind: Kind, error: TransportError) -> tuple[type[TransportError], str]:
     """What the other side is told."""
     region = Region({kind: frames.REASON_BYTES_MAX})
-    region.feed(frames.reason_frame(kind, error), whole())
+    region.feed(reason_frame(kind, error), whole())
     ((header, body),) = region.frames
-    told = frames.parse_reason(header, memoryview(body))
+    told = parse_reason(header, memoryview(body))
     return type(told), str(told)
