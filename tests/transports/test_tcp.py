@@ -139,6 +139,8 @@ async def test_strangers_are_told_and_shown_out(
         (frames.frame(Kind.GUARDED, writes=99, body=4) + b"four", "cannot name 99"),
         (frames.frame(Kind.WELCOME), "WELCOME"),
         (frames.frame(Kind.HELLO), "HELLO"),
+        (frames.frame(Kind.CLAIM, a=64), "has not said that it executes any"),
+        (frames.frame(Kind.CLAIM, a=64, body=8) + bytes(8), "at most 0"),
     ],
 )
 async def test_hostile_members_change_nothing(said: bytes, expected: str) -> None:
