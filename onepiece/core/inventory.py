@@ -156,7 +156,10 @@ class ActorReport:
 
 @frozen
 class StageNeed:
-    """What one instance of a stage needs: ``device_count`` devices of one node, and memory on each."""
+    """What one instance of a stage needs: ``device_count`` devices of one node, and memory on each.
+
+    ``memory_bytes`` is what its definition says; ``inbox_on_device``: its inbox takes more of the device.
+    """
 
     stage: str
     name: str
@@ -164,6 +167,7 @@ class StageNeed:
     memory_bytes: int = field(validator=validators.ge(0))
     device_count: int = field(default=1, validator=validators.ge(1))
     instances: int = field(default=1, validator=validators.ge(1))
+    inbox_on_device: bool = False
 
 
 class _Kind(Protocol):
@@ -189,6 +193,8 @@ class _StageSpec(Protocol):
     def resources(self) -> _Resources: ...
     @property
     def instances(self) -> int: ...
+    @property
+    def inbox(self) -> _Kind: ...
 
 
 class _Node(Protocol):
@@ -247,6 +253,7 @@ class RegisteredWorkflow:
                     memory_bytes=spec.resources.memory_bytes,
                     device_count=spec.resources.count,
                     instances=spec.instances,
+                    inbox_on_device=spec.inbox.value == "device",
                 )
                 for _, spec in sorted(graph.stages.items())
             ),
@@ -266,6 +273,14 @@ def stage_needs(workflows: Iterable[RegisteredWorkflow]) -> dict[str, StageNeed]
         for need in workflow.stages:
             assert needs.setdefault(need.stage, need) == need, f"two needs of one stage: {need!r}"
     return needs
+
+
+def with_inboxes(needs: Mapping[str, StageNeed], inbox_bytes: int) -> dict[str, StageNeed]:
+    """The needs with ``inbox_bytes`` more where an instance's inbox lies in its device's memory."""
+    return {
+        stage: evolve(need, memory_bytes=need.memory_bytes + inbox_bytes) if need.inbox_on_device else need
+        for stage, need in needs.items()
+    }
 
 
 def users_of(stage: str, workflows: Iterable[RegisteredWorkflow]) -> list[RegisteredWorkflow]:

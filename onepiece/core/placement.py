@@ -42,7 +42,10 @@ from onepiece.core.inventory import (
     ActorReport,
     ActorState,
     NodeInfo,
+    RegisteredWorkflow,
+    StageNeed,
     stage_needs,
+    with_inboxes,
 )
 from onepiece.core.moving_actors import MovingActors
 from onepiece.core.packing import desired_instances, pack
@@ -88,10 +91,13 @@ class PlacementMachine(MovingActors):
 
     def __attrs_post_init__(self) -> None:
         self._next_actor_id = self._reserved_below = self.first_actor_id
-        self._needs = stage_needs(self.workflows)
+        self._needs = self._needs_of(self.workflows)
         self._kept = self.book
         self._prefetches = Prefetches(self.config.resend_seconds)
         self._wanted = self._desired()
+
+    def _needs_of(self, workflows: Iterable[RegisteredWorkflow]) -> dict[str, StageNeed]:
+        return with_inboxes(stage_needs(workflows), self.config.inbox_bytes)
 
     @property
     def workers(self) -> Mapping[str, Worker]:
@@ -176,7 +182,7 @@ class PlacementMachine(MovingActors):
         match event:
             case WorkflowsChanged():
                 self.sizes = self.sizes.of(self.workflows, event.workflows)
-                before, self._needs = self._needs, stage_needs(event.workflows)
+                before, self._needs = self._needs, self._needs_of(event.workflows)
                 self.workflows, self.book = event.workflows, self.book.of(before, self._needs, now)
                 self._troubles.clear()
                 self._is_dirty = True

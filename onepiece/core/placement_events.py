@@ -32,6 +32,8 @@ class PlacementConfig:
     allow_cpu_fallback: bool = True
     limits: Mapping[str, StageLimits] = field(factory=dict)
     """What an operator wants of a stage whatever its definition and the load say."""
+    inbox_bytes: int = 0
+    """What an inbox in a device's memory takes of it."""
 
     def __attrs_post_init__(self) -> None:
         assert self.workers_expected >= 0
@@ -40,6 +42,7 @@ class PlacementConfig:
         assert self.resend_seconds > 0
         assert self.sends_max >= 1
         assert self.actors_max > 0
+        assert self.inbox_bytes >= 0
 
 
 # --- events ------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class StageView:
     """The mean of a run; None: none has finished yet."""
     load_seconds: float | None = None
     memory_bytes: int = 0
-    """Of each device, as declared."""
+    """Of each device, as declared, and with its inbox where that lies there."""
     seen_bytes: int | None = None
     """What an instance was measured to take of a device at most; None: that could not be told so far."""
     wanted_bytes: int = 0

@@ -424,6 +424,7 @@ def _config(options: NodeOptions, *, has_rivals: bool) -> ManagerConfig:
             settle_seconds=_SETTLE_SECONDS,
             adoption_seconds=max(_TAKEOVER_SECONDS if has_rivals else 3.0, 2 * heartbeat),
             limits=options.limits,
+            inbox_bytes=options.inbox_bytes,
         ),
         balance=BalanceConfig(
             mode=options.rebalance,

@@ -16,6 +16,11 @@ class InboxRefused(Exception):  # noqa: N818 - named by what has happened
     """A stage cannot have its inbox where it wants it; the text says why, and what to do."""
 
 
+def device_inbox_bytes(env: Environment, spec: StageSpec) -> int:
+    """What an inbox for this stage takes of its device's memory."""
+    return env.inbox_bytes if spec.inbox is InboxMemory.DEVICE else 0
+
+
 @asynccontextmanager
 async def open_actor_inbox(
     env: Environment, region: str, spec: StageSpec, device: str

@@ -31,6 +31,7 @@ class LoadedStage:
         threads: Those of its (first) device, for a stage in this process.
         around: For a stage in a process of its own, or in several.
         devices: Those of a stage on several.
+        inbox_bytes: What its inbox takes of its device.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class LoadedStage:
         threads: DeviceThreads,
         around: Surroundings,
         devices: Sequence[str] = (),
+        inbox_bytes: int = 0,
     ) -> None:
         self._stage = stage
         self._threads = threads
         self._around = around
         self._devices = devices
+        self._inbox_bytes = inbox_bytes
         self._process: StageProcess | None = None
         self._node_loop = asyncio.get_running_loop()
         self._state: asyncio.Future[Any] = self._node_loop.create_future()
@@ -86,8 +89,11 @@ class LoadedStage:
 
     @property
     def memory_bytes(self) -> int:
-        """What it has taken of its device, or of each of them, at most; 0 if that cannot be told."""
-        return self._threads.memory.peak_bytes(self) if self._process is None else self._process.memory_bytes
+        """What it and its inbox have taken of its device, or of each, at most; 0 if that cannot be told."""
+        if self._process is not None:
+            return self._process.memory_bytes
+        taken = self._threads.memory.peak_bytes(self)
+        return taken + self._inbox_bytes if taken else 0
 
     async def broken(self) -> str:
         """Wait until it is broken, which takes for ever without a process; returns how."""

@@ -37,7 +37,7 @@ from onepiece.limits import ISOLATED_STARTS_MAX
 from onepiece.log import get_logger
 from onepiece.messages import StageInput
 from onepiece.requests import EventKind
-from onepiece.runtime.actor_inbox import InboxRefused, open_actor_inbox
+from onepiece.runtime.actor_inbox import InboxRefused, device_inbox_bytes, open_actor_inbox
 from onepiece.runtime.actor_load import ActorLoad
 from onepiece.runtime.checkpoints import keep_outputs
 from onepiece.runtime.counts import StageCounts
@@ -210,7 +210,8 @@ class StageActor:
     async def _load(self, tasks: asyncio.TaskGroup) -> bool:
         context = self._context("", deadline_at=None, stage=self.spec.name)
         around = Surroundings(self.env.node_id, tasks, load_gate=self.env.load_gate)
-        self._loaded = LoadedStage(self.stage, self.threads, around, self.devices)
+        inbox_bytes = device_inbox_bytes(self.env, self.spec)
+        self._loaded = LoadedStage(self.stage, self.threads, around, self.devices, inbox_bytes)
         begun_at = self.env.monotonic()
         self._counts.loads += 1
         try:

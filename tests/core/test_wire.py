@@ -71,6 +71,22 @@ def test_a_workflow_becomes_what_the_manager_keeps() -> None:
     assert needs["reverse"].kind is DeviceKind.CPU
 
 
+@stage(resources=Gpu(memory_gib=3), inbox="device")
+async def shout_from_device(ctx: StageContext[None], text: str) -> str:  # noqa: D103 - a stage of its test
+    return text
+
+
+@workflow
+def shout_there(text: str) -> str:  # noqa: D103 - a workflow of its test
+    return shout_from_device(text)
+
+
+def test_where_an_inbox_lies_is_kept_beside_what_a_stage_says_it_needs() -> None:
+    """So that managers with inboxes of different sizes tell the same of a workflow."""
+    (need,) = RegisteredWorkflow.of(shout_there.graph).stages
+    assert (need.memory_bytes, need.inbox_on_device) == (3 * GIB, True)
+
+
 def test_a_node_that_names_a_device_twice_is_refused() -> None:
     """A heartbeat that would let memory be counted twice does not get past the border."""
     device = make_node("node-1").devices[0]

@@ -10,7 +10,7 @@ import pytest
 from attrs import define, evolve, field
 from structlog.testing import capture_logs
 
-from onepiece import Gpu, StageContext, Tensor, at_most_once, stage, workflow
+from onepiece import Gpu, StageContext, Tensor, _torch, at_most_once, stage, workflow
 from onepiece._bounded import described
 from onepiece.core.inventory import ActorState, Device, DeviceKind
 from onepiece.core.routing import ActorRoute
@@ -122,6 +122,20 @@ async def test_room_is_given_back_when_the_device_is_done(driver: CountingDriver
         finally:
             driver.is_done.set()
         await until(lambda: depth(rigged) == 0)
+
+
+async def test_what_an_actor_takes_of_its_device_is_told_with_its_inbox(
+    driver: CountingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch tells is the stage's alone; where it cannot be told nothing is said of the inbox either."""
+    most = 0
+    monkeypatch.setattr(_torch, "cuda_use", lambda index: (0, most))
+    async with actor_rig(looking, device="cuda:0", inbox_bytes=INBOX_BYTES) as rigged:
+        assert rigged.actor.report().work.memory_bytes == 0
+        most = 5 << 20
+        await rigged.submit("a", image=picture(1))
+        assert await rigged.outcome("a") == said(1)
+        assert rigged.actor.report().work.memory_bytes == most + INBOX_BYTES
 
 
 async def test_many_laps(driver: CountingDriver) -> None:
