@@ -277,6 +277,7 @@ class TcpMemory(RemoteMemory):
         for question in questions.values():
             if not question.answer.done():
                 question.answer.set_exception(self._ending.error())
+                question.answer.exception()  # perhaps who has asked has gone
         self.has_room()
         self._wake()
 
