@@ -230,13 +230,17 @@ class Receiver:
 
     async def _fence_out(self, identity: str) -> None:
         async with self._opening:
-            session = self._consumer.session_of(identity)
-            if session is not None:
-                await self._open_region().fence([session])
-                self.fenced[REFUSED] += 1
-                self._consumer.close_session(session)
-                self._sessions_ended += 1
-                self._wake()
+            await self._end_session_of(identity, REFUSED)
+        self._wake()
+
+    async def _end_session_of(self, identity: str, why: str) -> None:
+        """Fence the session that this identity has, if it has one."""
+        session = self._consumer.session_of(identity)
+        if session is not None:
+            await self._open_region().fence([session])
+            self.fenced[why] += 1
+            self._consumer.close_session(session)
+            self._sessions_ended += 1
 
     async def close(self) -> None:
         """Stop serving the region; whoever waits in ``receive`` gets ``ChannelClosed``. Idempotent."""
@@ -265,12 +269,7 @@ class Receiver:
         if identity in self._refused:
             raise IdentityRefused(f"{identity!r} was declared dead; join under a new incarnation")
         async with self._opening:
-            earlier = self._consumer.session_of(identity)
-            if earlier is not None:
-                await self._open_region().fence([earlier])
-                self.fenced[REPLACED] += 1
-                self._consumer.close_session(earlier)
-                self._sessions_ended += 1
+            await self._end_session_of(identity, REPLACED)
             session, first_number = self._consumer.open_session(identity)
         welcome = Welcome(
             generation=self._generation,

@@ -3,8 +3,9 @@
 The inbox is in a process of its own, over tcp without shared memory; between two looks at its connections
 its loop is busy for ``--turn-ms``, as that of a node is that has much else to do. The senders are in the
 measuring process; each sends its next message when the last one is in the ring. *Without* claims they lose
-swaps to each other, as to an owner that executes none; *with* them they do not. Each round measures both ways
-before the next begins; the ratio is the median of the rounds' own. Numbers of two runs are not to be compared.
+swaps to each other, as to an owner that executes none; *with* them they do not. Each round measures both
+ways before the next begins; the ratio is the median of the rounds' own. Numbers of two runs are not to be
+compared.
 """
 
 import argparse

@@ -162,6 +162,15 @@ class Producer:
         it at a swap, a claim or a chain leaves the session ``in_doubt``: open a new one.
         """
         message = self._prepare(tuple(payload), kind, flags, pull=pull, head=head)
+        tail = yield from self._reserve(message, now, wait=wait)
+        if not message.guarded:
+            yield from self._post(message, tail)
+        self._in_doubt = False
+        self.next_number = message.number + 1
+        return message.number
+
+    def _reserve(self, message: "Message", now: float, *, wait: bool) -> Program[int]:
+        """The tail that was replaced; what is ``guarded`` has been posted behind it."""
         contended = 0
         while True:
             room = None
@@ -169,17 +178,17 @@ class Producer:
                 tail, room, now = yield from self._find_room(message.length, now, wait=wait)
             if room is None:
                 message.guarded = False
-                tail, reserved = yield from self._claim(message.length, now, wait=wait)
-                break
-            reserved = room
-            swap = CompareAndSwap(TAIL_OFFSET, tail, reserved, self._usable_until)
+                tail, self._tail = yield from self._claim(message.length, now, wait=wait)
+                return tail
+            swap = CompareAndSwap(TAIL_OFFSET, tail, room, self._usable_until)
             self._in_doubt = True
             if message.guarded:
                 found = yield Guarded(swap, Chain(self._writes(message, tail)))
             else:
                 found = yield swap
             if found == tail:
-                break
+                self._tail = room
+                return tail
             self._in_doubt = False
             contended += 1
             if found is EXPIRED:
@@ -188,12 +197,6 @@ class Producer:
                 self._tail = found
                 self._claim_next(self.quiet_claims)
             now = yield Pause(PauseReason.CONTENDED, contended)
-        self._tail = reserved
-        if not message.guarded:
-            yield from self._post(message, tail)
-        self._in_doubt = False
-        self.next_number = message.number + 1
-        return message.number
 
     def _prepare(
         self, payload: tuple[Content, ...], kind: int, flags: int, *, pull: bool, head: Bytes
