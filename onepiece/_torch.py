@@ -152,12 +152,18 @@ def cuda_memory_bytes(index: int) -> int:
     return int(_module().cuda.get_device_properties(index).total_memory)
 
 
-def from_buffer(name: str, shape: tuple[int, ...], view: memoryview, device: str) -> Any:
-    """A new tensor on ``device`` with the buffer's elements; the caller has checked the sizes."""
+def from_buffer(
+    name: str, shape: tuple[int, ...], view: memoryview, device: str, *, is_own: bool = False
+) -> Any:
+    """A tensor on ``device`` with the buffer's elements; the caller has checked the sizes.
+
+    A new one, or, if the buffer ``is_own`` and lies there, one over it, where it may be written to.
+    """
     torch = _module()
     dtype = getattr(torch, name)
     source = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
-    if device != "cpu" and source.flags.writeable:
+    stays = device != "cpu" or (is_own and not source.ctypes.data % dtype.itemsize)
+    if stays and source.flags.writeable:
         # Blocks until the copy has taken place, so the view may be given back behind it.
         flat = torch.from_numpy(source).to(device)
     else:

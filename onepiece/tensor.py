@@ -114,9 +114,19 @@ def numpy_buffer(array: "np.ndarray[Any, Any]") -> memoryview:
     return flat.view(np.ndarray).view(np.uint8).data
 
 
-def numpy_from_buffer(name: str, shape: tuple[int, ...], buffer: memoryview) -> "np.ndarray[Any, Any]":
-    """A new array with the buffer's elements; the caller has checked shape against size."""
-    array = np.empty(shape, numpy_dtype(name))
+def numpy_from_buffer(
+    name: str, shape: tuple[int, ...], buffer: memoryview, *, is_own: bool = False
+) -> "np.ndarray[Any, Any]":
+    """An array with the buffer's elements; the caller has checked shape against size.
+
+    A new one, or, if the buffer ``is_own``, one over it, where it may be written to.
+    """
+    dtype = numpy_dtype(name)
+    if is_own and buffer.nbytes and not buffer.readonly:
+        array = np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape)
+        if array.flags.aligned:
+            return array
+    array = np.empty(shape, dtype)
     if array.size:
         np.copyto(array.reshape(-1).view(np.uint8), np.frombuffer(buffer, np.uint8))
     return array

@@ -21,6 +21,7 @@ from attrs import frozen
 
 from transports.device_memory import DeviceError, DeviceMemory
 from transports.operations import Bytes
+from transports.process_memory import Pinned
 
 _READS_MAX: Final = 16
 
@@ -238,17 +239,6 @@ class RegisteredDevice:
         self._memory = None
 
 
-class _Buffer(ctypes.Structure):
-    """``Py_buffer`` of the stable ABI (since 3.11): the way to the address of memory that is read-only."""
-
-    _fields_ = (
-        ("buf", ctypes.c_void_p), ("obj", ctypes.py_object), ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t), ("readonly", ctypes.c_int), ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p), ("internal", ctypes.c_void_p),
-    )  # fmt: skip
-
-
 class Readable:
     """Bytes that peers may read and nobody writes to, pinned until ``close``.
 
@@ -259,26 +249,22 @@ class Readable:
 
     def __init__(self, domain: Domain, buffer: Bytes) -> None:
         verbs = load()
-        self._buffer = _Buffer()
-        ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(self._buffer), 0)
-        self.address: Final[int] = self._buffer.buf
-        self.length: Final[int] = self._buffer.len
+        self._pinned = Pinned(buffer)
+        self.address: Final = self._pinned.address
+        self.length: Final = self._pinned.length
         access = verbs.enums.IBV_ACCESS_REMOTE_READ
         try:
             self._handle = verbs.mr.MR(domain.handle, self.length, access, address=self.address)
         except verbs.error as error:
-            self._release()
+            self._pinned.release()
             raise VerbsError(f"{self.length} bytes cannot be registered to be read: {error}") from error
         self.key: Final[int] = self._handle.rkey
-
-    def _release(self) -> None:
-        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(self._buffer))
 
     def close(self) -> None:
         """Take them away from the adapter: what reads them then ends its pair."""
         with named("lent memory cannot be taken from the adapter"):
             self._handle.close()
-        self._release()
+        self._pinned.release()
 
 
 def peers_may(enums: Any) -> int:

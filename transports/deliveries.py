@@ -32,6 +32,11 @@ class Delivery:
     by ``release`` alone: first let the device finish what reads it."""
 
     @property
+    def is_own(self) -> bool:
+        """The payload lies in memory of its own: views of it stay good behind its release."""
+        return self.held.content is not None
+
+    @property
     def head(self) -> bytes:
         """What was sent beside the payload; only in an inbox in a device's memory."""
         return self.held.head

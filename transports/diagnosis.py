@@ -21,6 +21,7 @@ from transports.address import Address
 from transports.device_memory import DeviceError
 from transports.errors import TransportError
 from transports.memory import Accepted, Options
+from transports.process_memory import OtherMemory, address_of
 from transports.ucx import UcxTransport
 from transports.ucx_worker import Role
 from transports.verbs_devices import Device, devices_of
@@ -28,6 +29,7 @@ from transports.verbs_devices import Device, devices_of
 DEBIAN_PYVERBS: Final = "usr/lib/python3/dist-packages/pyverbs"
 _SHARED_BYTES_WANTED: Final = 1 << 30
 _MEMLOCK_BYTES_WANTED: Final = 1 << 30
+_CAP_SYS_PTRACE: Final = 19
 
 
 class State(enum.Enum):
@@ -65,6 +67,7 @@ def diagnose(root: Path = Path("/")) -> tuple[Finding, ...]:
         _ucx_memory,
         _gpu_direct,
         _shared_memory,
+        _process_memory,
     )
     return tuple(finding for look in looks for finding in _found(look, root))
 
@@ -267,6 +270,30 @@ def _shared_memory(root: Path) -> Iterator[Finding]:
     fix = "" if enough else "mount -o remount,size=8G /dev/shm; --shm-size=8g for a container"
     text = f"it has {_bytes(size)}, {_bytes(free)} of them free"
     yield Finding("shared memory", State.THERE if enough else State.MISSING, text, fix)
+
+
+def _process_memory(root: Path) -> Iterator[Finding]:
+    """Whether processes of a host read each other's large payloads where they lie."""
+    subject = "reading in place"
+    mine = os.urandom(16)
+    if not OtherMemory(os.getpid()).holds(mine, address_of(memoryview(mine))):
+        text = "the system refuses process_vm_readv: large payloads within a host are copied once more"
+        yield Finding(subject, State.MISSING, text, "a container's seccomp profile has to allow it")
+        return
+    scope = root / "proc/sys/kernel/yama/ptrace_scope"
+    restricts = scope.exists() and scope.read_text().strip() != "0"
+    if restricts and not _has_capability(root, _CAP_SYS_PTRACE):
+        text = "Yama lets no process read another one's memory: large payloads are copied once more"
+        fix = "sysctl kernel.yama.ptrace_scope=0; or give nodes the capability CAP_SYS_PTRACE"
+        yield Finding(subject, State.MISSING, text, fix)
+        return
+    yield Finding(subject, State.THERE, "receivers of this host read large payloads where they lie")
+
+
+def _has_capability(root: Path, number: int) -> bool:
+    status = (root / "proc/self/status").read_text()
+    effective = next((line for line in status.splitlines() if line.startswith("CapEff:")), "CapEff: 0")
+    return bool(int(effective.split()[1], 16) >> number & 1)
 
 
 def _bytes(count: int) -> str:

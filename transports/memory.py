@@ -58,6 +58,8 @@ class Capabilities:
     pull_share: float = 0.0
     """0: nothing can be exported. Otherwise what is longer than this share of the payload ring is pulled by
     the owner; 1: only what the ring cannot hold at all, because writing it costs less than pulling it."""
+    pull_bytes: int = 0
+    """0, or: what is longer is pulled although the ring could hold it, because pulling it costs less."""
     device_bytes: int = 0
     """Memory of a device beside the region, that ``put`` reaches; 0: none."""
     wire: str = ""
@@ -255,8 +257,10 @@ class Region(ABC):
         other memory of a device to be had; the region is closed then.
         """
 
-    async def pull(self, session: int, key: bytes, into: memoryview) -> None:
+    async def pull(self, session: int, key: bytes, into: memoryview) -> int | None:
         """Fetch all of what a session exports under ``key``; only where its ``pull_share`` is not 0.
+
+        Returns the xxh3-64 of what is in ``into`` then, if it was computed on the way.
 
         Raises ``PeerLost`` or ``SessionFenced`` if the session ended before the last byte was read,
         ``ExportGone`` if the export ended or has another length, ``OperationTimeout`` if nothing comes.

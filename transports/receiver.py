@@ -25,7 +25,7 @@ from transports.deliveries import Delivery, Leniency, delivery_of
 from transports.device_memory import Device, DeviceError, DeviceMemory
 from transports.device_ring import DeviceRing
 from transports.driver import RegionRun, run_on_region
-from transports.errors import ChannelClosed, IdentityRefused, TransportError
+from transports.errors import ChannelClosed, IdentityRefused
 from transports.fences import REFUSED, REPLACED, STALLED
 from transports.hashing import hash_patiently
 from transports.inbox_memory import HOST, memory_for
@@ -33,10 +33,11 @@ from transports.introductions import Hello, Welcome
 from transports.memory import Accepted, Listener, Region
 from transports.operations import Bytes, Pull
 from transports.patient_consumer import HashElsewhere, PatientConsumer
-from transports.region_memory import fresh_memory
+from transports.pulled_messages import Pulls
 from transports.ring import Claims, Geometry
 from transports.ring import Delivery as RingDelivery
 from transports.ring.layout import GENERATION_MAX
+from transports.spare_memory import SpareMemory
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Receiver:
         self._waiters: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._opening = asyncio.Lock()
+        self._pulls = Pulls(leniency, SpareMemory(geometry.payload_bytes))
         self._fencing = False
         self._hashing = False
         self._pulling = False
@@ -360,21 +362,12 @@ class Receiver:
         self._wake()
 
     async def _pull(self, pull: Pull) -> memoryview | None:
-        """What a session exports, and its hash at hand; ``None`` if it cannot be had within the lease."""
-        limit = self._leniency.lease_seconds + pull.length / self._leniency.slowest_bytes_per_second
-        what = f"{pull.length} bytes of session {pull.session} at {self.address}"
-        try:
-            into = fresh_memory(pull.length)
-            async with asyncio.timeout(limit):
-                await self._open_region().pull(pull.session, pull.key, into)
-        except TimeoutError:
-            _LOG.warning("%s were not to be had in %f s", what, limit)
+        """What a session exports, and its hash at hand."""
+        pulled = await self._pulls.of(self._open_region(), pull)
+        if pulled is None:
             return None
-        except (TransportError, OSError) as error:
-            _LOG.warning("%s cannot be had: %s", what, error)
-            return None
-        self._consumer.computed = await hash_patiently((into,))
-        return into
+        self._consumer.computed = pulled.computed
+        return pulled.content
 
     def _hand_over(self, held: RingDelivery | None) -> Delivery | None:
         if held is None:

@@ -1,5 +1,6 @@
 """What a sender lends to its receiver: the messages that are pulled instead of written into the ring."""
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -60,6 +61,13 @@ class Lender:
         return share if not share or self._terms.pull_share is None else self._terms.pull_share
 
     @property
+    def _worth_pulling(self) -> float:
+        """From which length on pulling costs less than writing into the ring."""
+        if self._terms.pull_share is not None:
+            return math.inf
+        return self._memory.capabilities.pull_bytes or math.inf
+
+    @property
     def _longest(self) -> int:
         return min(self._welcome.pulled_bytes_max, self._terms.exported_bytes_max)
 
@@ -71,7 +79,7 @@ class Lender:
         """
         share = self._share
         ring_bytes = self._welcome.geometry.message_bytes_max
-        if length <= share * ring_bytes or not share:
+        if not share or length <= min(share * ring_bytes, self._worth_pulling):
             return False
         if length <= self._longest:
             return True

@@ -36,6 +36,8 @@ class Bypass(enum.Enum):
     OFF = "off"
     REQUIRED = "required"
     """A session that cannot have it is refused."""
+    COPY = "copy"
+    """Where it is possible, and owners do not read the memory of their senders."""
 
     @classmethod
     def of(cls, address: Address) -> "Bypass":

@@ -3,7 +3,9 @@
 Its name is abstract: nothing lies in a directory, and only processes of the same network namespace can
 find it, which are those that reach the owner's port without leaving the host. Who comes presents the
 token that its session was given over the connection, behind both proofs of the secret; it gets the
-memory's descriptor, once.
+memory's descriptor, once. It also says where that token lies in its own memory: if the owner can read it
+there, it will fetch large messages itself (``process_memory``), and the visitor is told so. Whose memory that
+is says the kernel, not the visitor.
 
 The visit stays open as a *lifeline*. A producer closes its end when it will not write any more; the
 kernel does so for one that has died, behind taking its memory away. So the end of a lifeline says that
@@ -19,10 +21,15 @@ import struct
 from typing import Final, Protocol
 
 from transports.errors import ProtocolError
+from transports.process_memory import OtherMemory
 
 _LOG: Final = logging.getLogger(__name__)
 
 TOKEN_BYTES: Final = 16
+TOKEN: Final = struct.Struct(f"<{TOKEN_BYTES}sQ")
+"""What a visitor says: its token, and where that lies in its memory; 0: nobody is to read there."""
+LENT: Final = b"\0"
+LENT_AND_READ: Final = b"\1"
 NAME_BYTES_MAX: Final = 100
 """Of a socket; the system allows 107."""
 
@@ -38,7 +45,10 @@ class Borrower(Protocol):
     """A session that may have its region's memory."""
 
     def borrow(self, visit: "Visit") -> int:
-        """The descriptor to be given away; raises ``ProtocolError``. From now on its producer may write."""
+        """The descriptor to be given away; raises ``ProtocolError``. From now on its producer may write.
+
+        Where ``visit.memory`` is not None the producer's memory may be read.
+        """
         ...
 
     def let_go(self) -> None:
@@ -51,10 +61,15 @@ class Borrower(Protocol):
 
 
 class Lender:
-    """The socket of one listener; raises ``OSError`` where there cannot be one."""
+    """The socket of one listener; raises ``OSError`` where there cannot be one.
 
-    def __init__(self) -> None:
+    Args:
+        reads: Whether visitors' memory is read where that can be.
+    """
+
+    def __init__(self, *, reads: bool) -> None:
         self._loop = asyncio.get_running_loop()
+        self.reads: Final = reads
         self.name: Final = f"onepiece-{secrets.token_hex(16)}"
         self._awaited: dict[bytes, Borrower] = {}
         self._visits: set[Visit] = set()
@@ -126,6 +141,8 @@ class Visit:
         self._loop = asyncio.get_running_loop()
         self._connection = connection
         self._borrower: Borrower | None = None
+        self.memory: OtherMemory | None = None
+        """The visitor's, if it can be read."""
         self._closed = False
         connection.setblocking(False)
         self._timer = self._loop.call_later(_TOKEN_SECONDS, self.close)
@@ -142,7 +159,7 @@ class Visit:
 
     def _readable(self) -> None:
         try:
-            said = self._connection.recv(TOKEN_BYTES + 1)
+            said = self._connection.recv(TOKEN.size + 1)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -156,11 +173,15 @@ class Visit:
             self.close()
             self._borrower.let_go()
 
-    def _lend(self, token: bytes) -> None:
+    def _lend(self, said: bytes) -> None:
+        token, address = TOKEN.unpack(said) if len(said) == TOKEN.size else (said, 0)
         borrower = self._lender.claim(token)
         if borrower is None:
             self.close()
             return
+        if self._lender.reads and address:
+            memory = OtherMemory(_process_of(self._connection))
+            self.memory = memory if memory.holds(token, address) else None
         try:
             descriptor = borrower.borrow(self)
         except ProtocolError:
@@ -169,12 +190,21 @@ class Visit:
         self._timer.cancel()
         self._borrower = borrower
         try:
-            socket.send_fds(self._connection, [b"\0"], [descriptor])
+            socket.send_fds(self._connection, [LENT if self.memory is None else LENT_AND_READ], [descriptor])
         except OSError:  # it is gone already
             self.close()
             borrower.let_go()
 
 
 def _user_of(connection: socket.socket) -> int:
+    return _credentials(connection)[1]
+
+
+def _process_of(connection: socket.socket) -> int:
+    """As it is called here; 0 where it is out of sight."""
+    return _credentials(connection)[0]
+
+
+def _credentials(connection: socket.socket) -> tuple[int, ...]:
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(told)[1])
+    return _CREDENTIALS.unpack(told)

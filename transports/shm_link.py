@@ -14,8 +14,9 @@ from attrs import frozen
 
 from transports.errors import ProtocolError
 from transports.operations import Bytes
+from transports.process_memory import address_of
 from transports.shared_memory import map_memory
-from transports.shm_lender import NAME_BYTES_MAX, TOKEN_BYTES
+from transports.shm_lender import LENT_AND_READ, NAME_BYTES_MAX, TOKEN, TOKEN_BYTES
 
 OFFER_BYTES_MAX: Final = TOKEN_BYTES + NAME_BYTES_MAX
 
@@ -50,10 +51,12 @@ class MemoryLink:
     Args:
         lifeline: Closed when nothing more is written.
         memory: Of the region, all of it.
+        is_read: The owner can read this process's memory.
     """
 
-    def __init__(self, lifeline: socket.socket, memory: memoryview) -> None:
+    def __init__(self, lifeline: socket.socket, memory: memoryview, *, is_read: bool = False) -> None:
         self._loop = asyncio.get_running_loop()
+        self.is_read: Final = is_read
         self._lifeline = lifeline
         self._memory = memory
         self._turn_bytes = 0
@@ -90,13 +93,16 @@ class MemoryLink:
             self._lifeline.close()
 
 
-async def open_link(offer: Offer, size_bytes: int, timeout_seconds: float) -> MemoryLink | str:
+async def open_link(
+    offer: Offer, size_bytes: int, timeout_seconds: float, *, may_be_read: bool
+) -> MemoryLink | str:
     """Take what the owner offers; why not, if that fails.
 
     Args:
         offer: The owner's.
         size_bytes: Of the region.
         timeout_seconds: For the owner's answer.
+        may_be_read: Let the owner try whether it can read this process's memory.
 
     Raises:
         ProtocolError: What the owner lends is not what it promised.
@@ -108,7 +114,8 @@ async def open_link(offer: Offer, size_bytes: int, timeout_seconds: float) -> Me
     try:
         lifeline.setblocking(False)
         await _visit(lifeline, offer.socket_name)
-        lifeline.send(offer.token)
+        token = memoryview(offer.token)
+        lifeline.send(TOKEN.pack(offer.token, address_of(token) if may_be_read else 0))
         said, descriptors, _, _ = await _answer(lifeline, timeout_seconds)
         if not descriptors:
             lifeline.close()
@@ -127,7 +134,7 @@ async def open_link(offer: Offer, size_bytes: int, timeout_seconds: float) -> Me
     except BaseException:
         lifeline.close()
         raise
-    return MemoryLink(lifeline, memory)
+    return MemoryLink(lifeline, memory, is_read=said == LENT_AND_READ)
 
 
 def _cannot_be_had(error: OSError) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 from transports import tcp_frames as frames
 from transports.errors import PeerLost, ProtocolError
 from transports.memory import Accepted
+from transports.process_memory import parse_located
 from transports.region_memory import RegionMemory
 from transports.shared_memory import LentMemory, new_memory
 from transports.shm_lender import Lender, Visit
@@ -151,6 +152,21 @@ class LendingSession(OwnerSession):
         super()._open(region, accepted, proofs)
         if self.welcome_flags:
             self._expect(_EXPECTS, self._operation)
+
+    async def pull(self, key: bytes, into: memoryview) -> int | None:
+        """Fetch an export: from the producer's memory where that can be read, else over the connection."""
+        key, address, count = parse_located(key, frames.EXPORT_KEY_BYTES)
+        if self._visit is None or self._visit.memory is None or not count:
+            return await super().pull(key, into)
+        computed = None
+        try:
+            computed = await self._visit.memory.fetch(address, count, into)
+        except OSError as error:
+            # The producer may have ended, or dropped what allowed it: its connection knows.
+            _LOG.info("session %d of %s is not read in place: %s", self._number, self._peer, error)
+            await super().pull(key, into)
+        self._ending.check()
+        return computed
 
     def _operation(self, header: Header, body: memoryview) -> None:
         if header.kind == Kind.ATTACH:

@@ -8,11 +8,17 @@ payload has been copied, is what makes it visible on every kind of processor.
 The memory is asked for when the first such write is posted: most sessions, those of small messages, never
 need it.
 
+Where the owner can read this process's memory (``process_memory``) it fetches longer messages itself, from
+where they lie: one copy, as with a write, but into memory that is the message's own, so that whoever receives
+it need not copy it again. What is lent stays until the message was delivered, or the session has ended and
+what was read counts for nothing.
+
 Two ways to one memory need an order: a copy waits until the owner has carried out the frames before it.
 The other way round there is nothing to wait for, as a copy is done when ``post`` returns.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from attrs import evolve
@@ -32,6 +38,7 @@ from transports.operations import (
     Guarded,
     Write,
 )
+from transports.process_memory import SPANS_MAX, Spans, located, parse_located
 from transports.region_memory import check_span
 from transports.shared_memory import Bypass
 from transports.shm_link import OFFER_BYTES_MAX, MemoryLink, Offer, open_link
@@ -57,6 +64,8 @@ class SharingMemory(TcpMemory):
         self._link: MemoryLink | None = None
         self._beside = self._capabilities.wire
         self._may_attach = False
+        self._spans: dict[bytes, Spans] = {}
+        """Where the exports lie, by key."""
         self._posted = 0
         """Frames that write, sent so far."""
         self._carried_out = 0
@@ -101,7 +110,9 @@ class SharingMemory(TcpMemory):
             self._capabilities = evolve(self._capabilities, wire=f"{self._beside} (no shm: {link})")
             return link
         self._link = link
-        self._capabilities = evolve(self._capabilities, wire=f"shm (beside {self._beside})")
+        how = f"beside {self._beside}" + (", read in place" if link.is_read else "")
+        pull_bytes = _GUARDED_BYTES_MAX if link.is_read else 0
+        self._capabilities = evolve(self._capabilities, wire=f"shm ({how})", pull_bytes=pull_bytes)
         return None
 
     async def _ask_for_link(self) -> MemoryLink | str:
@@ -110,7 +121,8 @@ class SharingMemory(TcpMemory):
         await asyncio.wait([self._offer], timeout=seconds)
         if not self._offer.done():
             return f"the owner made no offer within {seconds} s"
-        return await open_link(self._offer.result(), self._size_bytes, seconds)
+        may_be_read = self._bypass is not Bypass.COPY
+        return await open_link(self._offer.result(), self._size_bytes, seconds, may_be_read=may_be_read)
 
     # Operations.
 
@@ -169,6 +181,20 @@ class SharingMemory(TcpMemory):
         if framed or chain.notify:
             await self._post_frames(Chain(tuple(framed), notify=chain.notify))
 
+    def export(self, buffers: Sequence[Bytes]) -> bytes:
+        """Let the owner fetch these bytes, from where they lie if it can read there."""
+        key = super().export(buffers)
+        if self._link is None or not self._link.is_read or len(buffers) > SPANS_MAX:
+            return key
+        spans = self._spans[key] = Spans(buffers)
+        return located(key, spans)
+
+    def withdraw(self, key: bytes) -> None:
+        """End an export."""
+        key, _, _ = parse_located(key, frames.EXPORT_KEY_BYTES)
+        self._spans.pop(key, None)
+        super().withdraw(key)
+
     async def _post_frames(self, chain: Chain) -> None:
         await self._wait_for_room()
         self._posted += 1
@@ -192,6 +218,7 @@ class SharingMemory(TcpMemory):
     def _hang_up(self) -> None:
         if self._link is not None:
             self._link.close()
+        self._spans.clear()
         if not self._offer.done():
             self._offer.set_exception(self._ending.error())
             self._offer.exception()  # perhaps nobody waits for it yet, or any more

@@ -301,7 +301,7 @@ def _lender(address: Address) -> Lender | None:
     if bypass is Bypass.OFF:
         return None
     try:
-        return Lender()
+        return Lender(reads=bypass is not Bypass.COPY)
     except OSError as error:
         if bypass is Bypass.REQUIRED:
             raise ListenFailed(f"{address} asks for shared memory, and none can be lent: {error}") from error

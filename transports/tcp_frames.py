@@ -107,6 +107,7 @@ _PLACE: Final = struct.Struct("<QQ")
 _NAME: Final = struct.Struct("<H")
 _KEY: Final = struct.Struct("<QQ")
 _WORD: Final = struct.Struct("<Q")
+EXPORT_KEY_BYTES: Final = _KEY.size
 HEADER_BYTES: Final = _HEADER.size
 
 _SCRATCH_BYTES: Final = 64 << 10

@@ -131,12 +131,12 @@ class TcpRegion(Region):
         else:
             self._listening.add(session)
 
-    async def pull(self, session: int, key: bytes, into: memoryview) -> None:
+    async def pull(self, session: int, key: bytes, into: memoryview) -> int | None:
         """Fetch an export over the session's connection."""
         found = self._sessions.get(session)
         if found is None:
             raise PeerLost(f"session {session} of {self._address} is over")
-        await found.pull(key, into)
+        return await found.pull(key, into)
 
     async def fence(self, sessions: Sequence[int]) -> None:
         """Revoke sessions; the bytes of an ended session never reach the region, so this is at once."""
@@ -267,9 +267,10 @@ class OwnerSession:
             self._leave()
         self.close()
 
-    async def pull(self, key: bytes, into: memoryview) -> None:
+    async def pull(self, key: bytes, into: memoryview) -> int | None:
         """Fetch one of the producer's exports; raises as ``Region.pull``."""
         await self.pulls.pull(key, into)
+        return None
 
     # How it ends.
 

@@ -4,7 +4,7 @@ Every chain has the same shape, measuring process -> stage -> stage -> stage -> 
 stage in a process of its own on this machine, joined over loopback. With more than one lap the third stage
 hands on to the first, each hop still from one process to another. A chain takes a payload and gives
 back a reply; looking at it and letting go of it is work of ``Reply.close`` and stands outside the
-latency.
+latency. Payloads are arrays, as pipelines send them; pyzmq sends their memory.
 
 * ``onepiece-loop``, ``onepiece-thread``: this project with the two isolations of a stage. The measuring
   process is a node too, with proxy, result store and manager. A request is answered when its last
@@ -27,10 +27,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.util import find_spec
 from typing import Any, Final
 
+import numpy as np
 from attrs import define, frozen
 
 from onepiece.cli.bench_hop_process import NAME_BYTES
 from onepiece.cli.bench_stages import LAPS
+from onepiece.codec import value_from_bytes
 from onepiece.node.node import Node, open_node
 from onepiece.node.options import NodeOptions
 from onepiece.node.proxy_service import ProxyService
@@ -109,6 +111,11 @@ class _Bytes(Reply):
 # This project.
 
 
+def _array(payload: bytearray) -> Any:
+    """What pipelines send: elements, of which everybody knows how to take their memory as it is."""
+    return np.frombuffer(payload, np.uint8).copy()
+
+
 @define(eq=False)
 class _Runtime(Chain):
     proxy: ProxyService
@@ -117,7 +124,7 @@ class _Runtime(Chain):
 
     async def request(self, payload: bytearray, laps: int) -> Reply:
         status = await self.proxy.submit(
-            self.workflows[laps], {"payload": payload}, timeout_seconds=None, key=None
+            self.workflows[laps], {"payload": _array(payload)}, timeout_seconds=None, key=None
         )
         async for _ in self.proxy.events(status.uid, -1):
             pass
@@ -136,14 +143,9 @@ class _Stored(Reply):
         if status.state is not RequestState.FINISHED:
             raise RuntimeError(f"request {self.uid} is {status.state.value}: {status.error}")
         result = await self.proxy.result(self.uid)
-        serial = await _range(result.read(0, SERIAL_BYTES))
-        last = await _range(result.read(result.total_bytes - 1, 1))
+        stored = b"".join([piece async for piece in result.read(0, result.total_bytes)])
         await self.proxy.purge(self.uid)
-        return Seen(result.total_bytes, serial, last[0])
-
-
-async def _range(pieces: AsyncIterator[bytes]) -> bytes:
-    return b"".join([piece async for piece in pieces])
+        return await _Bytes(value_from_bytes(stored)).close()
 
 
 def _open_runtime(workflow: str) -> Callable[[], AbstractAsyncContextManager[Chain]]:
@@ -284,7 +286,7 @@ class _Dask(Chain):
     async def request(self, payload: bytearray, laps: int) -> Reply:
         self.serial += 1
         serial = self.serial  # others begin while this one scatters, and keys must differ
-        value: Any = bytes(payload)
+        value: Any = _array(payload)
         if len(payload) >= _SCATTER_BYTES_MIN:
             value = await self.client.scatter(value, workers=[self.workers[0]], direct=True, hash=False)
         for number, worker in enumerate(self.workers * laps):
@@ -319,7 +321,7 @@ class _Ray(Chain):
     actors: list[Any]
 
     async def request(self, payload: bytearray, laps: int) -> Reply:
-        value: Any = bytes(payload)
+        value: Any = _array(payload)
         for actor in self.actors * laps:
             value = actor.hand_on.remote(value)
         return _Bytes(await value)
@@ -353,11 +355,9 @@ BACKENDS: Final[dict[str, Backend]] = {
     for backend in (
         Backend("pyzmq", "zmq", "-e '.[bench]'", _open_zmq("zmq")),
         Backend("pyzmq-node-loop", "zmq", "-e '.[bench]'", _open_zmq("zmq-node-loop")),
-        Backend(
-            "onepiece-loop", "onepiece", "onepiece", _open_runtime("through_loop"), is_checked_later=True
-        ),
-        Backend(
-            "onepiece-thread", "onepiece", "onepiece", _open_runtime("through_threads"), is_checked_later=True
+        *(
+            Backend(f"onepiece-{short}", "onepiece", "onepiece", _open_runtime(name), is_checked_later=True)
+            for short, name in (("loop", "arrays_through_loop"), ("thread", "arrays_through_threads"))
         ),
         Backend("dask", "distributed", "-e '.[bench]'", _open_dask),
         Backend("ray", "ray", "ray", _open_ray),

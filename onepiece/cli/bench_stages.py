@@ -1,24 +1,26 @@
 """The empty stages of ``onepiece bench hop``: what a hop costs is all that they cost.
 
-Each isolation has three stages, so that three processes get one each, and two workflows: one goes through
-them once, the other ``LAPS`` times, so that what a further hop costs is the difference.
+Each isolation has three stages that take arrays, so that three processes get one each, and two workflows: one
+goes through them once, the other ``LAPS`` times, so that what a further hop costs is the difference. The
+other benchmarks send bytes.
 """
 
 import asyncio
 from typing import Final
 
-from onepiece import StageContext, at_most_once, stage, workflow
+from onepiece import StageContext, Tensor, at_most_once, stage, workflow
 
 __all__ = [
     "DOZE_RATE",
     "DOZE_SECONDS",
     "LAPS",
+    "arrays_through_loop",
+    "arrays_through_loop_laps",
+    "arrays_through_threads",
+    "arrays_through_threads_laps",
     "through_dozes",
     "through_loop",
     "through_loop_at_most_once",
-    "through_loop_laps",
-    "through_threads",
-    "through_threads_laps",
 ]
 
 LAPS: Final = 3
@@ -57,43 +59,67 @@ def through_loop_at_most_once(payload: bytes) -> bytes:
     return loop_third(at_most_once(loop_second(at_most_once(loop_first(payload)))))
 
 
+@stage(isolation="loop")
+async def loop_array_first(ctx: StageContext[None], payload: Tensor) -> Tensor:
+    """Hand on what came, on the node's event loop."""
+    return payload
+
+
+@stage(isolation="loop")
+async def loop_array_second(ctx: StageContext[None], payload: Tensor) -> Tensor:
+    """Hand on what came, on the node's event loop."""
+    return payload
+
+
+@stage(isolation="loop")
+async def loop_array_third(ctx: StageContext[None], payload: Tensor) -> Tensor:
+    """Hand on what came, on the node's event loop."""
+    return payload
+
+
 @workflow
-def through_loop_laps(payload: bytes) -> bytes:
+def arrays_through_loop(payload: Tensor) -> Tensor:
+    """Three stages on the event loops of their nodes."""
+    return loop_array_third(loop_array_second(loop_array_first(payload)))
+
+
+@workflow
+def arrays_through_loop_laps(payload: Tensor) -> Tensor:
     """The same three stages, one lap after the other."""
     for _ in range(LAPS):
-        payload = loop_third(loop_second(loop_first(payload)))
+        payload = loop_array_third(loop_array_second(loop_array_first(payload)))
     return payload
 
 
 @stage(isolation="thread")
-async def thread_first(ctx: StageContext[None], payload: bytes) -> bytes:
+async def thread_array_first(ctx: StageContext[None], payload: Tensor) -> Tensor:
     """Hand on what came, on the thread of the device."""
     return payload
 
 
 @stage(isolation="thread")
-async def thread_second(ctx: StageContext[None], payload: bytes) -> bytes:
+async def thread_array_second(ctx: StageContext[None], payload: Tensor) -> Tensor:
     """Hand on what came, on the thread of the device."""
     return payload
 
 
 @stage(isolation="thread")
-async def thread_third(ctx: StageContext[None], payload: bytes) -> bytes:
+async def thread_array_third(ctx: StageContext[None], payload: Tensor) -> Tensor:
     """Hand on what came, on the thread of the device."""
     return payload
 
 
 @workflow
-def through_threads(payload: bytes) -> bytes:
+def arrays_through_threads(payload: Tensor) -> Tensor:
     """Three stages on the threads of their devices."""
-    return thread_third(thread_second(thread_first(payload)))
+    return thread_array_third(thread_array_second(thread_array_first(payload)))
 
 
 @workflow
-def through_threads_laps(payload: bytes) -> bytes:
+def arrays_through_threads_laps(payload: Tensor) -> Tensor:
     """The same three stages, one lap after the other."""
     for _ in range(LAPS):
-        payload = thread_third(thread_second(thread_first(payload)))
+        payload = thread_array_third(thread_array_second(thread_array_first(payload)))
     return payload
 
 

@@ -181,7 +181,16 @@ class Intake:
                 inbox.release(delivery)
 
         is_repeat = was_lost or attempt > 1
-        return Held(unpacked.header, unpacked.values, payload, self.env.now(), attempt, release, is_repeat)
+        return Held(
+            unpacked.header,
+            unpacked.values,
+            payload,
+            self.env.now(),
+            attempt,
+            release,
+            is_repeat,
+            is_own=delivery.is_own,
+        )
 
     def _held_apart(self, delivery: Delivery) -> Held:
         """A message that lies in the device's memory, which whatever lies there keeps."""

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from onepiece.codec import Apart, CodecError, unpack
 from onepiece.core.fair_door import Weights
@@ -38,6 +38,8 @@ class Held:
     release: Callable[[], None]
     is_repeat: bool = False
     """Something was lost with an earlier sending of it, or of what it was made from."""
+    is_own: bool = False
+    """The payload's memory stays, whether released or not, for as long as something refers to it."""
     length: int = field(init=False)
     """Bytes of the message; ``payload`` itself is gone once it was released."""
 
@@ -47,7 +49,9 @@ class Held:
 
     def in_host(self) -> memoryview:
         """A copy of the message in the host's memory."""
-        return self.payload.to_host() if isinstance(self.payload, Apart) else memoryview(bytes(self.payload))
+        if isinstance(self.payload, Apart):
+            return self.payload.to_host()
+        return memoryview(bytearray(self.payload))
 
     def forget(self) -> None:
         """Refer to the message no longer: who lies in its memory keeps that."""
@@ -191,11 +195,21 @@ class RequestScheduler:
                 stage=held.header.node,
             )
         self.join_bytes += held.length
+        if held.is_own:
+            held.release()
+            return evolve(held, release=_nothing)
         copy = held.in_host()
         held.release()
         unpacked = unpack(copy, StageInput)
         return Held(
-            unpacked.header, unpacked.values, copy, held.arrived_at, held.attempt, _nothing, held.is_repeat
+            unpacked.header,
+            unpacked.values,
+            copy,
+            held.arrived_at,
+            held.attempt,
+            _nothing,
+            held.is_repeat,
+            is_own=True,
         )
 
     def pull(self) -> StageTask | None:

@@ -31,7 +31,7 @@ from onepiece.reporting import preview_of, reportable
 from onepiece.requests import EventKind
 from onepiece.runtime.devices import DeviceThreads, is_cancelled, torch_name
 from onepiece.runtime.isolated_channel import IsolatedCall, IsolatedError, IsolatedReturn
-from onepiece.runtime.request_scheduler import StageTask
+from onepiece.runtime.request_scheduler import Held, StageTask
 from onepiece.runtime.stage_process import Answer, ProcessEnded, Progress, StageProcess
 from onepiece.stage import Stage
 
@@ -265,7 +265,7 @@ class TaskWorker:
                 ),
                 {
                     **stage_task.constants,
-                    **{parameter.name: value for parameter, value in self._received(stage_task)},
+                    **{parameter.name: value for parameter, value, _ in self._received(stage_task)},
                 },
                 stage_task.received_bytes,
                 progress=context.progress,
@@ -366,18 +366,18 @@ class TaskWorker:
     def _arguments(self, stage_task: StageTask) -> dict[str, Any]:
         device = torch_name(self.threads.name)
         arguments = dict(stage_task.constants)
-        for parameter, value in self._received(stage_task):
-            arguments[parameter.name] = materialise(value, parameter.type, device)
+        for parameter, value, held in self._received(stage_task):
+            arguments[parameter.name] = materialise(value, parameter.type, device, is_own=held.is_own)
         return arguments
 
-    def _received(self, stage_task: StageTask) -> Iterator[tuple[Parameter, Any]]:
+    def _received(self, stage_task: StageTask) -> Iterator[tuple[Parameter, Any, Held]]:
         """The values of all messages, as they lie there."""
         for held in stage_task.held.values():
             for name, value in held.values.items():
                 parameter = self.spec.parameter(name)
                 if parameter is None:
                     raise CodecError(f"{self.spec.signature} has no parameter {name!r}")
-                yield parameter, value
+                yield parameter, value, held
 
     def _failed(self, context: RunningStage, error: BaseException) -> OnePieceError:
         return StageFailed(

@@ -30,7 +30,7 @@ def test_option_of_an_address_to_join() -> None:
     """An address that no connection could ever be opened to ends the node, whoever is up there."""
     ended = run_node("--roles", "worker", "--join", "tcp://127.0.0.1:1?smh=off")
     assert ended.returncode == UNUSABLE
-    assert "shm=auto|off|required" in ended.stderr
+    assert "shm=auto|off|required|copy" in ended.stderr
 
 
 @pytest.mark.parametrize("workflow", ["stages.nowhere:nothing", "stages.echo:shouted"])

@@ -22,7 +22,12 @@ from onepiece.cli.bench_hop import (
     tables_of,
 )
 from onepiece.cli.bench_hop_backends import BACKENDS, STAGES, Chain, Reply, Seen
-from onepiece.cli.bench_stages import LAPS, through_loop, through_loop_laps, through_threads_laps
+from onepiece.cli.bench_stages import (
+    LAPS,
+    arrays_through_loop,
+    arrays_through_loop_laps,
+    arrays_through_threads_laps,
+)
 from onepiece.graph import INPUTS
 
 TINY = (Cell(64, 1, 3, 1), Cell(80 << 10, 2, 4, 1))
@@ -68,10 +73,10 @@ def test_a_round_without_a_base_has_no_ratio() -> None:
 
 def test_the_longer_way_has_the_hops_that_are_divided_by() -> None:
     """The workflows differ by whole laps through the same three stages, each hop to another process."""
-    graph = through_loop_laps.graph
-    assert len(graph.nodes) - len(through_loop.graph.nodes) == HOPS_MORE == STAGES * (LAPS - 1)
-    assert set(through_loop_laps.stages) == set(through_loop.stages)
-    assert len(through_threads_laps.graph.nodes) == len(graph.nodes)
+    graph = arrays_through_loop_laps.graph
+    assert len(graph.nodes) - len(arrays_through_loop.graph.nodes) == HOPS_MORE == STAGES * (LAPS - 1)
+    assert set(arrays_through_loop_laps.stages) == set(arrays_through_loop.stages)
+    assert len(arrays_through_threads_laps.graph.nodes) == len(graph.nodes)
     for node in graph.nodes:
         before = [graph.node(each) for each in graph.predecessors(node.id) if each != INPUTS]
         assert all(each.stage != node.stage for each in before)

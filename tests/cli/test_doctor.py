@@ -15,6 +15,7 @@ from transports._libucp import MemoryType
 from transports.cuda import Gpu
 from transports.device_memory import DeviceError
 from transports.diagnosis import Finding, State, diagnose
+from transports.process_memory import OtherMemory
 
 
 def by_subject(root: Path) -> dict[str, Finding]:
@@ -27,7 +28,7 @@ def test_it_says_what_this_machine_has(capsys: pytest.CaptureFixture[str]) -> No
     assert cli.main(["doctor", "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)
     subjects = {finding["subject"] for finding in findings}
-    assert {"system", "locked memory", "pyverbs", "UCX", "shared memory"} <= subjects
+    assert {"system", "locked memory", "pyverbs", "UCX", "shared memory", "reading in place"} <= subjects
     assert any(subject.startswith("GPU-direct") for subject in subjects)
     for finding in findings:
         if finding["state"] == "missing" and finding["subject"] != "GPU-direct":
@@ -47,6 +48,27 @@ def test_a_machine_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found["pyverbs"].fix.startswith("apt-get install -y python3-pyverbs ibverbs-providers && ln -s")
     assert "no NVIDIA driver" in found["GPU-direct"].text
     assert "cannot be looked at" in found["shared memory"].text
+
+
+@pytest.mark.parametrize(
+    ("scope", "capabilities", "there"), [("0", 0, True), ("1", 0, False), ("1", 1 << 19, True), ("", 0, True)]
+)
+def test_who_may_read_where_payloads_lie(
+    scope: str, capabilities: int, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Yama's setting and the capability decide, where the kernel has Yama; a sandbox may refuse it to all."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text(f"Name:\tpython\nCapEff:\t{capabilities:016x}\n")
+    if scope:
+        (tmp_path / "proc/sys/kernel/yama").mkdir(parents=True)
+        (tmp_path / "proc/sys/kernel/yama/ptrace_scope").write_text(f"{scope}\n")
+    found = by_subject(tmp_path)["reading in place"]
+    assert (found.state is State.THERE) is there
+    assert there or "sysctl kernel.yama.ptrace_scope=0" in found.fix
+    monkeypatch.setattr(OtherMemory, "holds", lambda *_: False)
+    refused = by_subject(tmp_path)["reading in place"]
+    assert refused.state is State.MISSING
+    assert "seccomp" in refused.fix
 
 
 def test_each_look_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,9 @@ def _over_span(dtype: str, shape: tuple[int, ...], span: DeviceSpan, device: str
     return GpuArray(dtype, shape, span)
 
 
-def _from_buffer(dtype: str, shape: tuple[int, ...], view: memoryview, device: str) -> GpuArray:
+def _from_buffer(
+    dtype: str, shape: tuple[int, ...], view: memoryview, device: str, *, is_own: bool
+) -> GpuArray:
     return GpuArray.of(bytes(view), dtype, shape)
 
 

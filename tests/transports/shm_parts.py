@@ -18,6 +18,9 @@ from transports.testing.setting import Stage, staged
 HERE = Address.parse("tcp://127.0.0.1:0?shm=required")
 """Sessions have the memory from the beginning on."""
 UNASKED = Address.parse("tcp://127.0.0.1:0")
+COPIED = Address.parse("tcp://127.0.0.1:0?shm=copy")
+"""Nobody reads the other process's memory."""
+READ_WIRE = "shm (beside tcp, read in place)"
 SECRET = Options(secret=b"of this cluster")
 LARGE = 3 << 20
 """More than one turn of the event loop copies."""

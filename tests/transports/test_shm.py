@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from tests.transports.shm_parts import HERE, LARGE, SECRET, UNASKED, linked, region, write
+from tests.transports.shm_parts import COPIED, HERE, LARGE, READ_WIRE, SECRET, UNASKED, linked, region, write
 from transports import shared_memory, shm_lender
 from transports import tcp_frames as frames
 from transports.address import Address
@@ -52,7 +52,7 @@ async def test_it_is_used_without_being_asked_for(side: str) -> None:
             assert memory.capabilities.wire == "tcp (shm from the first large payload on)"
             await memory.post(write(64, body))
             assert stage.region.view[64 : 64 + LARGE] == body, "it lands without the owner's processor"
-        assert memory.capabilities.wire == ("shm (beside tcp)" if side == "both" else "tcp")
+        assert memory.capabilities.wire == (READ_WIRE if side == "both" else "tcp")
         await memory.post(write(128, body, notify=True))
         await until(lambda: stage.diary.notified == 1, "the notification")
         assert stage.region.view[128 : 128 + LARGE] == body
@@ -127,7 +127,7 @@ async def test_what_is_lent_is_bounded(
 async def test_options_that_mean_nothing_are_refused(text: str) -> None:
     """A misspelt option is not taken for none, by either side."""
     address = Address.parse(text)
-    with pytest.raises(AddressError, match=r"shm=auto\|off\|required"):
+    with pytest.raises(AddressError, match=r"shm=auto\|off\|required\|copy"):
         Bypass.of(address)
     with pytest.raises(AddressError):
         async with TcpTransport().listen(evolve(address, host="127.0.0.1", port=0), Options()):
@@ -145,7 +145,7 @@ async def test_beside_an_encrypted_connection() -> None:
     )
     async with region(2 * LARGE, options) as stage:
         memory = await stage.connect()
-        assert memory.capabilities.wire == "shm (beside tls)"
+        assert memory.capabilities.wire == "shm (beside tls, read in place)"
         body = os.urandom(LARGE)
         await memory.post(write(64, body))
         await memory.flush()
@@ -194,12 +194,13 @@ async def test_posts_that_are_cancelled_leave_the_order_alone() -> None:
         await memory.close()
 
 
+@pytest.mark.parametrize("place", [UNASKED, COPIED], ids=["read", "copied"])
 @pytest.mark.parametrize("length", [LARGE, 24 << 20])
-async def test_large_messages_arrive_whole(length: int) -> None:
+async def test_large_messages_arrive_whole(length: int, place: Address) -> None:
     """Messages far longer than the queue of copies, one behind the other through a ring that wraps."""
     body = os.urandom(length)
     async with (
-        TcpTransport().listen(UNASKED, SECRET) as listener,
+        TcpTransport().listen(place, SECRET) as listener,
         open_receiver(listener, "actor/7", Geometry(8, (2 * length + length // 2) // 64 * 64, 4)) as receiver,
         open_sender(receiver.address, "large", options=SECRET) as sender,
     ):
@@ -212,7 +213,7 @@ async def test_large_messages_arrive_whole(length: int) -> None:
             receiver.release(delivery)
             assert await sending == number
         await sender.drained()
-        assert sender.wire == "shm (beside tcp)"
+        assert sender.wire == ("shm (beside tcp)" if place is COPIED else READ_WIRE)
 
 
 # Peers that do not follow the rules.

@@ -63,7 +63,7 @@ from transports.ring.layout import (
     hash_payload,
     pack_position,
 )
-from transports.ring.offers import Offer
+from transports.ring.offers import Offer, pulled_room
 from transports.ring.recovery import Boundary, find_boundary, suspects
 from transports.ring.retirement import carry_over
 from transports.ring.sessions import Identity, SessionTable
@@ -323,7 +323,8 @@ class Consumer:
         """Pull what is offered and hand it over; or get rid of a session whose offer cannot be had."""
         content = None
         if offer is not None and offer.length <= self._pulled_bytes_max:
-            if self._pulled_bytes and self._pulled_bytes + offer.length > self._pulled_bytes_max:
+            room = pulled_room(self.geometry, offer.length, self._pulled_bytes_max)
+            if self._pulled_bytes and self._pulled_bytes + offer.length > room:
                 self.waits_for_release = True
                 self._deadline = None
                 return None

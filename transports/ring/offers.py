@@ -20,6 +20,7 @@ from typing import Final
 from attrs import frozen
 
 from transports.operations import Bytes
+from transports.ring.layout import Geometry
 
 KEY_BYTES_MAX: Final = 240
 OFFER_BYTES_MAX: Final = 256
@@ -49,6 +50,17 @@ class Offer:
             return None
         length, message_hash = _OFFER.unpack_from(data)
         return cls(length, message_hash, bytes(data[_OFFER.size :]))
+
+
+def pulled_room(geometry: Geometry, length: int, pulled_bytes_max: int) -> int:
+    """How many bytes of pulled messages may be held with one of this length.
+
+    Where it fits into the ring no more than that holds: so memory is bounded by the ring if messages are
+    pulled only because that costs less.
+    """
+    if length > geometry.message_bytes_max:
+        return pulled_bytes_max
+    return min(geometry.payload_bytes, pulled_bytes_max)
 
 
 @frozen
