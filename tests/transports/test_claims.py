@@ -97,7 +97,7 @@ async def cross(transport: CountingTransport, *, senders: int, messages: int) ->
 
 
 async def test_many_senders_claim() -> None:
-    """Where many send, they claim: and nobody has to ask more than twice for a message."""
+    """Where many send, they claim; one claim is enough for a message."""
     transport = CountingTransport()
     await cross(transport, senders=20, messages=5)
     assert transport.asked["offered"] == 20

@@ -9,9 +9,9 @@ Promises of this half:
   must not be so old that the counters have wrapped in between; therefore a snapshot is used for
   half a lease at most (``CompareAndSwap.not_after``).
 * *Lost once at most, where the owner executes claims.* Who has lost a swap, or has waited for room, has the
-  owner reserve (``Claim``), which nobody can win before it. So a message costs two round trips at most,
-  whatever the number of producers. While others go on sending, the next messages are claimed at once: a claim
-  is an answer away from its payload, but no payload is sent in vain.
+  owner reserve (``Claim``), which nobody can win before it. So others cost a message one round trip at most,
+  whatever their number. While they go on sending, the next messages are claimed at once: a claim is an
+  answer away from its payload, but no payload is sent in vain.
 * *Whole or not at all.* Payload, slot and commit word are posted as one ordered chain behind the
   swap. If the producer dies in between, the slot stays uncommitted and the consumer recovers it.
 
