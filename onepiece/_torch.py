@@ -59,6 +59,8 @@ def wire_name(tensor: "torch.Tensor") -> str:
         raise CodecError(f"torch dtype {tensor.dtype} has no form on the wire; convert the tensor first")
     if str(tensor.layout) != "torch.strided":
         raise CodecError(f"a tensor of layout {tensor.layout} has no form on the wire; send a dense one")
+    if tensor.is_nested:
+        raise CodecError("a nested tensor has no form on the wire; send the list of its parts (unbind)")
     if tensor.device.type == "meta":
         raise CodecError("a tensor on the meta device has no elements to send")
     return name

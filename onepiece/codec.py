@@ -124,9 +124,9 @@ class Apart:
         return self.body[start - begin : end - begin] if end > start else memoryview(b"")
 
     def to_host(self) -> memoryview:
-        """A copy of the whole message in the host's memory; raises ``DeviceError`` of transports."""
+        """A writable copy of the whole message in the host's memory; raises ``DeviceError`` of transports."""
         zeros = bytes(self._body_start - len(self.head))
-        return memoryview(b"".join((self.head, zeros, self.body.to_host())))
+        return memoryview(bytearray().join((self.head, zeros, self.body.to_host())))
 
 
 @frozen

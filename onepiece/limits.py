@@ -62,6 +62,8 @@ EXPORTED_BYTES_MAX: Final = 2 * GIB
 
 INBOX_HEAD_BYTES: Final = 8 * KIB
 """Host memory beside each slot of an inbox in a device's memory; longer heads lie there with the payload."""
+OCCUPIED_COLLECT_SECONDS: Final = 1.0
+"""How soon the garbage collector is called where its stage has nothing in hand and messages stay there."""
 OCCUPIED_IDLE_SECONDS: Final = 10.0
 """How often such an inbox looks whether its stage, which has nothing in hand, keeps messages there."""
 

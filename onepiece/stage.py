@@ -288,7 +288,7 @@ def _define(
         raise DefinitionError(f"{where} must be an 'async def'; blocking code belongs in 'ctx.run(...)'")
     if setup is not None and not inspect.isasyncgenfunction(setup):
         raise DefinitionError(f"{where}: setup must be an 'async def' with one 'yield' of the state")
-    if isolation not in {each.value for each in Isolation}:
+    if isolation not in [each.value for each in Isolation]:
         raise DefinitionError(f"{where}: isolation is {isolation!r}; 'thread', 'loop' and 'process' exist")
     if prefetch is not None and (not callable(prefetch) or inspect.iscoroutinefunction(prefetch)):
         raise DefinitionError(f"{where}: prefetch is {prefetch!r}; a plain function that returns paths")
@@ -310,10 +310,12 @@ def _define(
     context, *rest = signature.parameters.values() or [_NO_PARAMETER]
     _check_context(where, function, context)
     key = f"{function.__module__}:{function.__qualname__}"
+    parameters = read_parameters(function, rest, where)
+    _check_inbox_holds_tensors(where, inbox, parameters)
     spec = StageSpec(
         key=key,
         name=name,
-        parameters=read_parameters(function, rest, where),
+        parameters=parameters,
         returns=read_returns(function, signature, where),
         resources=resources,
         timeout_seconds=None if timeout_seconds is None else float(timeout_seconds),
@@ -364,7 +366,7 @@ def _check_collaboration(where: str, count: int, isolation: str, concurrency: in
 
 
 def _check_inbox(where: str, inbox: str, kind: ResourceKind, isolation: str) -> None:
-    if inbox not in {each.value for each in InboxMemory}:
+    if inbox not in [each.value for each in InboxMemory]:
         raise DefinitionError(f"{where}: inbox is {inbox!r}; 'host' and 'device' exist")
     if inbox == InboxMemory.HOST.value:
         return
@@ -376,6 +378,15 @@ def _check_inbox(where: str, inbox: str, kind: ResourceKind, isolation: str) -> 
         raise DefinitionError(
             f"{where}: inbox='device' with a helper process, which cannot look into memory of the node's:"
             " leave out isolation='process', or inbox (stages on several devices always have them)"
+        )
+
+
+def _check_inbox_holds_tensors(where: str, inbox: str, parameters: Iterable[Parameter]) -> None:
+    """All but torch tensors would be sent to the GPU only to be copied back."""
+    if inbox == InboxMemory.DEVICE.value and not any(each.type.may_hold_torch for each in parameters):
+        raise DefinitionError(
+            f"{where}: inbox='device' with no parameter that can be a torch tensor; all else is copied back"
+            " from the GPU, so leave inbox out, or annotate the parameter as Tensor"
         )
 
 

@@ -91,6 +91,12 @@ class TypeSpec:
         """Values of it travel as tensors."""
         return self.kind in _TENSORS
 
+    @property
+    def may_hold_torch(self) -> bool:
+        """Some of a value of it may be a torch tensor where it arrives."""
+        own = self.kind in {Kind.ANY, Kind.TENSOR, Kind.TORCH}
+        return own or any(item.may_hold_torch for item in self.items)
+
     def __str__(self) -> str:
         plain = _PLAIN_TEXTS.get(self.kind)
         if plain is not None:

@@ -16,6 +16,12 @@ from typing import Any, Final
 from transports.device_memory import DeviceError
 
 _OK: Final = 0
+INVALID_VALUE: Final = 1
+OUT_OF_MEMORY: Final = 2
+_FATAL: Final = {700, 702, *range(714, 720)}
+"""Behind these, faults of a kernel for instance, every call of the process fails."""
+CAPTURING: Final = 900
+"""CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: some thread is recording a graph."""
 
 # Attributes, flags and scopes, as cuda.h numbers them.
 GPU_DIRECT_RDMA: Final = 116
@@ -39,6 +45,8 @@ DMA_BUF_FD: Final = 1
 STREAM_NON_BLOCKING: Final = 1
 PER_THREAD_STREAM: Final = 2
 """CU_STREAM_PER_THREAD: another stream in each thread."""
+CAPTURE_RELAXED: Final = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED: the thread has nothing to do with graphs that others record."""
 
 _DEVICE: Final = c_int
 _ADDRESS: Final = c_ulonglong
@@ -59,6 +67,7 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuCtxPushCurrent_v2": (_CONTEXT,),
     "cuCtxPopCurrent_v2": (_REFERENCE,),
     "cuCtxSynchronize": (),
+    "cuThreadExchangeStreamCaptureMode": (_REFERENCE,),
     "cuStreamCreate": (_REFERENCE, c_uint),
     "cuStreamSynchronize": (_STREAM,),
     "cuMemAlloc_v2": (_REFERENCE, c_size_t),
@@ -76,11 +85,19 @@ SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class CudaError(DeviceError):
-    """A call of the driver failed; the message names the call, the error and what the driver says of it."""
+    """A call of the driver failed; the message names device, call, error and what the driver says of it."""
 
     def __init__(self, status: int, call: str, name: str, text: str) -> None:
-        super().__init__(f"{call} failed with {name} ({status}): {text}")
+        hint = "; this process can use CUDA no more: restart it" if status in _FATAL else ""
+        super().__init__(f"{call} failed with {name} ({status}): {text}{hint}")
         self.status = status
+        self._device = ""
+
+    def on(self, device: str) -> None:
+        """Name the device, unless it was named."""
+        if not self._device:
+            self._device = device
+            self.args = (f"{device}: {self.args[0]}",)
 
 
 class CudaMissingError(DeviceError):

@@ -225,6 +225,8 @@ class RegisteredDevice:
                 os.close(descriptor)
         except (DeviceError, verbs.error) as error:
             by_dmabuf = f"by dmabuf: {error}"
+        except (AttributeError, TypeError) as error:  # as it was before it took descriptors
+            by_dmabuf = f"by dmabuf: this pyverbs takes none that it has not made itself ({error})"
         try:
             device.check_peer_access()
             handle = verbs.mr.MR(domain.handle, memory.size_bytes, access, address=memory.address)

@@ -5,6 +5,7 @@ The part before the name says where a process listens; the name says which of it
 may also stand behind the options, so that it can be appended to the text of any address.
 """
 
+import ipaddress
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -53,7 +54,16 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Only this machine can reach it."""
-        return self.scheme == "local" or self.host in {"localhost", "::1"} or self.host.startswith("127.")
+        if self.scheme == "local" or self.host == "localhost":
+            return True
+        place = ip_of(self.host)  # a name may begin with 127. and be anybody's
+        return place is not None and place.is_loopback
+
+    @property
+    def is_wildcard(self) -> bool:
+        """All addresses of a machine, however they are written; nobody can connect to it from elsewhere."""
+        place = ip_of(self.host)
+        return self.host == "0" or (place is not None and place.is_unspecified)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -61,6 +71,15 @@ class Address:
         name = f"/{quote(self.name)}" if self.name else ""
         query = f"?{urlencode(self.options)}" if self.options else ""
         return f"{self.scheme}://{host}{port}{name}{query}"
+
+
+def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that a host is written as, IPv4's in IPv6 as IPv4; None: it is a name."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    return address if address.version == 4 else address.ipv4_mapped or address
 
 
 def parse_options(query: str, where: str) -> dict[str, str]:

@@ -10,14 +10,16 @@ tensor still has to be computed for is waited for once, in ``span_of``.
 None of this has run on a device yet (``docs/reference/transports.md``).
 """
 
-import asyncio
 import ctypes
+import logging
 import math
 import re
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_int, c_uint, c_ulonglong, c_void_p
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +27,12 @@ import numpy as np
 from attrs import frozen
 
 from transports import _libcuda as cuda
+from transports.device_calls import in_thread
+from transports.device_frees import frees
 from transports.device_memory import Device, DeviceError, DeviceSpan
 from transports.operations import Bytes
+
+_LOG: Final = logging.getLogger(__name__)
 
 _GRAIN_BYTES: Final = 2 << 20
 """Memory is taken in multiples of this: so it begins at a page of the host, and shares none with others."""
@@ -34,7 +40,15 @@ _PAGE_BYTES: Final = 4096
 _NAME_BYTES: Final = 256
 _PEER_MODULE: Final = Path("/sys/module/nvidia_peermem")
 _NAME: Final = re.compile(r"cuda:(\d{1,4})")
-_ITEM: Final = re.compile(r"[<>|=][a-zA-Z](\d+)")
+_ITEM: Final = re.compile(r"[<>|=][a-su-zA-TV-Z](\d+)")
+"""Of texts (``U``) and fields of bits (``t``) the number counts no bytes."""
+_RECORDING_SECONDS: Final = 60.0
+"""How long somebody may record a graph while the device is waited for."""
+_RECORDING_PAUSE_SECONDS: Final = 0.02
+_OPENING: Final = threading.Lock()
+_NEW_BYTES: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
 
 
 @frozen
@@ -58,7 +72,12 @@ class Gpu:
 
         def attribute(number: int) -> int:
             value = c_int()
-            library.call("cuDeviceGetAttribute", byref(value), number, device)
+            try:
+                library.call("cuDeviceGetAttribute", byref(value), number, device)
+            except cuda.CudaError as error:
+                if error.status != cuda.INVALID_VALUE:
+                    raise
+                return 0  # a driver that is older than the attribute has not got what it tells of
             return value.value
 
         name = ctypes.create_string_buffer(_NAME_BYTES)
@@ -106,16 +125,32 @@ class CudaDevice(Device):
         with self.current():
             library.call("cuStreamCreate", byref(stream), cuda.STREAM_NON_BLOCKING)
         self._stream = stream
+        self._frees = frees()
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """Its context is this thread's meanwhile; that of before is back then."""
         before = c_void_p()
-        self._library.call("cuCtxPushCurrent_v2", self._context)
         try:
-            yield
-        finally:
-            self._library.call("cuCtxPopCurrent_v2", byref(before))
+            self._library.call("cuCtxPushCurrent_v2", self._context)
+            try:
+                yield
+            finally:
+                self._library.call("cuCtxPopCurrent_v2", byref(before))
+        except cuda.CudaError as error:
+            error.on(self.name)
+            raise
+
+    @contextmanager
+    def _apart_from_graphs(self) -> Iterator[None]:
+        """As ``current``; what is done here spoils no graph that another thread records meanwhile."""
+        mode = c_int(cuda.CAPTURE_RELAXED)
+        with self.current():
+            self._library.call("cuThreadExchangeStreamCaptureMode", byref(mode))
+            try:
+                yield
+            finally:
+                self._library.call("cuThreadExchangeStreamCaptureMode", byref(mode))
 
     def _do(self, name: str, *arguments: Any) -> None:
         """Ask for something in our stream, and wait until it is done."""
@@ -126,9 +161,14 @@ class CudaDevice(Device):
     # Memory.
 
     def _take(self, size_bytes: int) -> int:
-        address, size = c_ulonglong(), _in_grains(size_bytes)
-        with self.current():
-            self._library.call("cuMemAlloc_v2", byref(address), size)
+        size = _in_grains(size_bytes)
+        try:
+            address = self._allocated(size)
+        except cuda.CudaError as error:
+            if error.status != cuda.OUT_OF_MEMORY:
+                raise
+            self._frees.wait()
+            address = self._allocated(size)
         try:
             if address.value % _PAGE_BYTES:
                 raise DeviceError(f"{self.name} gave memory at {address.value:#x}, which begins no page")
@@ -142,10 +182,22 @@ class CudaDevice(Device):
             raise
         return address.value
 
+    def _allocated(self, size: int) -> c_ulonglong:
+        address = c_ulonglong()
+        with self._apart_from_graphs():
+            self._library.call("cuMemAlloc_v2", byref(address), size)
+        return address
+
     def give_back(self, address: int) -> None:
-        """Free memory; raises ``DeviceError``."""
-        with self.current():
-            self._library.call("cuMemFree_v2", address)
+        """Free memory, soon: the driver waits for what the device is doing."""
+        self._frees.later(partial(self._free, address))
+
+    def _free(self, address: int) -> None:
+        try:
+            with self._apart_from_graphs():
+                self._library.call("cuMemFree_v2", address)
+        except DeviceError as error:
+            _LOG.warning("memory cannot be given back: %s", error)
 
     def write(self, address: int, data: Bytes) -> None:
         """Copy from the host."""
@@ -155,10 +207,11 @@ class CudaDevice(Device):
 
     def read(self, address: int, length: int) -> bytes:
         """Copy to the host."""
-        into = ctypes.create_string_buffer(length)
-        if length:
-            self._do("cuMemcpyDtoHAsync_v2", into, address, length)
-        return into.raw
+        if not length:
+            return b""
+        into = _unset_bytes(length)
+        self._do("cuMemcpyDtoHAsync_v2", ctypes.c_char_p(into), address, length)
+        return into
 
     def copy(self, to: int, address: int, length: int) -> None:
         """Copy within the device."""
@@ -178,9 +231,22 @@ class CudaDevice(Device):
         with self.current():
             # The stream of each thread is meant by whoever asks in its own; in this thread it is another one.
             if stream is None or stream == cuda.PER_THREAD_STREAM:
-                self._library.call("cuCtxSynchronize")
+                self._wait_for_all()
             else:
                 self._library.call("cuStreamSynchronize", stream)
+
+    def _wait_for_all(self) -> None:
+        """Wait for the whole context, behind the graphs that are being recorded in it."""
+        give_up_at = time.monotonic() + _RECORDING_SECONDS
+        while True:
+            try:
+                self._library.call("cuCtxSynchronize")
+            except cuda.CudaError as error:
+                if error.status != cuda.CAPTURING or time.monotonic() >= give_up_at:
+                    raise
+            else:
+                return
+            time.sleep(_RECORDING_PAUSE_SECONDS)
 
     # For adapters.
 
@@ -232,6 +298,15 @@ class CudaDevice(Device):
         }
 
 
+def _unset_bytes(length: int) -> bytes:
+    """Bytes that are to be written once, before anybody sees them: neither zeroed first nor copied behind.
+
+    An output that is retained, or waits for its siblings, may have gigabytes.
+    """
+    made: bytes = _NEW_BYTES(None, length)
+    return made
+
+
 def _in_grains(size_bytes: int) -> int:
     return -(-size_bytes // _GRAIN_BYTES) * _GRAIN_BYTES
 
@@ -249,10 +324,18 @@ def device_named(name: str) -> Device:
     return cuda_device(int(found[1]))
 
 
-@cache
+_DEVICES: Final[dict[int, CudaDevice]] = {}
+
+
 def cuda_device(ordinal: int) -> CudaDevice:
-    """A device, opened once for the process; raises ``DeviceError``."""
-    return CudaDevice(cuda.load(), ordinal)
+    """A device, opened once for the process, in whatever thread asks first; raises ``DeviceError``."""
+    device = _DEVICES.get(ordinal)
+    if device is not None:
+        return device
+    with _OPENING:  # opening takes seconds, and who asks meanwhile is to get the same object
+        if ordinal not in _DEVICES:
+            _DEVICES[ordinal] = CudaDevice(cuda.load(), ordinal)
+        return _DEVICES[ordinal]
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -281,7 +364,7 @@ async def span_of(array: Any, *, stream: int | None = None) -> DeviceSpan:
     Cancellation: the wait goes on in its thread, and changes nothing.
     """
     span, stream = _span_and_stream(array, stream)
-    await asyncio.to_thread(span.device.wait, stream)
+    await in_thread(span.device.wait, stream)
     return span
 
 
@@ -293,7 +376,13 @@ def wait_for_span(array: Any) -> DeviceSpan:
 
 
 def _span_and_stream(array: Any, stream: int | None) -> tuple[DeviceSpan, int | None]:
-    interface = getattr(array, "__cuda_array_interface__", None)
+    try:
+        interface = getattr(array, "__cuda_array_interface__", None)
+    except (LookupError, RuntimeError, TypeError) as error:  # torch's, of dtypes that the interface has not
+        raise ValueError(
+            f"this {type(array).__name__} does not say where it lies ({error!r}); give its bytes, as"
+            " tensor.detach().contiguous().view(torch.uint8) does"
+        ) from error
     if interface is None:
         raise ValueError(f"{type(array).__name__} is no array on a CUDA device: send its bytes as they are")
     length = _contiguous_bytes(interface)
@@ -308,6 +397,8 @@ def _span_and_stream(array: Any, stream: int | None) -> tuple[DeviceSpan, int | 
 
 def _contiguous_bytes(interface: dict[str, Any]) -> int:
     shape: Sequence[int] = interface["shape"]
+    if interface.get("mask") is not None:
+        raise ValueError("a masked array is two: send its data and its mask")
     item = _ITEM.fullmatch(interface["typestr"])
     if item is None:
         raise ValueError(f"an array of {interface['typestr']!r} has no plain elements")

@@ -56,7 +56,7 @@ class Device(ABC):
 
     @abstractmethod
     def give_back(self, address: int) -> None:
-        """Free what ``_take`` returned."""
+        """Free what ``_take`` returned, at once or soon; may be called by the garbage collector."""
 
     @abstractmethod
     def write(self, address: int, data: Bytes) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import enum
 import os
 import platform
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from transports.verbs_devices import Device, devices_of
 DEBIAN_PYVERBS: Final = "usr/lib/python3/dist-packages/pyverbs"
 _SHARED_BYTES_WANTED: Final = 1 << 30
 _MEMLOCK_BYTES_WANTED: Final = 1 << 30
+_CAP_IPC_LOCK: Final = 14
 _CAP_SYS_PTRACE: Final = 19
 
 
@@ -131,7 +133,10 @@ def _device_files(root: Path) -> Iterator[Finding]:
         yield Finding("device files", State.THERE, ", ".join(path.name for path in files))
 
 
-def _locked_memory(_root: Path) -> Iterator[Finding]:
+def _locked_memory(root: Path) -> Iterator[Finding]:
+    if (root / "proc/self/status").exists() and _has_capability(root, _CAP_IPC_LOCK):
+        yield Finding("locked memory", State.THERE, "no limit: this process has the capability CAP_IPC_LOCK")
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     fix = "ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit; --ulimit memlock=-1 for a container"
     enough = soft == resource.RLIM_INFINITY or soft >= _MEMLOCK_BYTES_WANTED
@@ -143,11 +148,16 @@ def _verbs_library(root: Path) -> Iterator[Finding]:
     try:
         library = _pyverbs.load()
     except _pyverbs.VerbsMissingError as error:
-        yield Finding("pyverbs", State.MISSING, str(error), _pyverbs_fix(root))
+        yield Finding("pyverbs", State.MISSING, _here(error), _pyverbs_fix(root))
     else:
         yield Finding(
             "pyverbs", State.THERE, f"version {_pyverbs.version()} at {Path(library.device.__file__).parent}"
         )
+
+
+def _here(error: Exception) -> str:
+    """An error's words, less what sends their reader here."""
+    return re.sub(r"[:;] see `onepiece doctor`", "", str(error))
 
 
 def _pyverbs_fix(root: Path) -> str:
@@ -170,8 +180,14 @@ def _ucx_library(_root: Path) -> Iterator[Finding]:
     yield Finding("UCX", State.THERE, f"version {library.version} at {library.path}")
     wire = asyncio.run(_ucx_wire())
     at_once = wire.startswith(("shm", "rdma"))
-    fix = "" if at_once else "look at UCX_TLS, and at the size of shared memory"
-    yield Finding("UCX's wire in this machine", State.THERE if at_once else State.MISSING, wire, fix)
+    state = State.THERE if at_once else State.MISSING
+    yield Finding("UCX's wire in this machine", state, wire, "" if at_once else _wire_fix(wire))
+
+
+def _wire_fix(wire: str) -> str:
+    if "ulimit -n" in wire:
+        return "ulimit -n 4096; LimitNOFILE=4096 in a systemd unit; --ulimit nofile=4096 for a container"
+    return "look at UCX_TLS, and whether /dev/shm can be written to and has room"
 
 
 def _ucx_fix() -> str:
@@ -201,7 +217,7 @@ async def _ucx_wire() -> str:
             await memory.close()
             return wire
     except TransportError as error:
-        return f"none: {error}"
+        return f"none: {_here(error)}"
 
 
 def _ucx_memory(root: Path) -> Iterator[Finding]:
@@ -264,7 +280,16 @@ def _gpu(gpu: cuda.Gpu, *, has_peermem: bool) -> Finding:
 
 
 def _shared_memory(root: Path) -> Iterator[Finding]:
-    place = os.statvfs(root / "dev/shm")
+    folder = root / "dev/shm"
+    place = os.statvfs(folder)
+    if place.f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK | os.X_OK):
+        yield Finding(
+            "shared memory",
+            State.MISSING,
+            "it cannot be written to by this user; ucx needs it, tcp does not",
+            "mount -o remount,rw,mode=1777 /dev/shm; --tmpfs /dev/shm:rw,size=8g for a container",
+        )
+        return
     size, free = place.f_frsize * place.f_blocks, place.f_frsize * place.f_bavail
     enough = free >= _SHARED_BYTES_WANTED
     fix = "" if enough else "mount -o remount,size=8G /dev/shm; --shm-size=8g for a container"

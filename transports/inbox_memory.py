@@ -3,6 +3,7 @@
 from typing import Final
 
 from transports.cuda import device_named
+from transports.device_calls import in_thread
 from transports.device_memory import Device, DeviceError, DeviceMemory
 from transports.errors import DeviceUnreachable
 from transports.ring import Geometry
@@ -10,7 +11,7 @@ from transports.ring import Geometry
 HOST: Final = "host"
 
 
-def memory_for(memory: str | Device, geometry: Geometry) -> DeviceMemory | None:
+async def memory_for(memory: str | Device, geometry: Geometry) -> DeviceMemory | None:
     """Memory for the payload ring, if that is to lie on a device; there is no second choice.
 
     Args:
@@ -20,6 +21,8 @@ def memory_for(memory: str | Device, geometry: Geometry) -> DeviceMemory | None:
     Raises:
         ValueError: The geometry is for the other kind of memory, or no device has such a name.
         DeviceUnreachable: There is no such device here, or it has no memory left.
+
+    Cancellation: what was taken is given back.
     """
     if memory == HOST:
         if geometry.is_apart:
@@ -33,8 +36,13 @@ def memory_for(memory: str | Device, geometry: Geometry) -> DeviceMemory | None:
             f"an inbox in the memory of {memory} needs room for each message's head in the host's: give its"
             " geometry head_bytes, for example 4096"
         )
+    # A device that is used for the first time takes seconds to begin.
+    return await in_thread(_taken, memory, geometry.payload_bytes)
+
+
+def _taken(memory: str | Device, size_bytes: int) -> DeviceMemory:
     try:
         device = device_named(memory) if isinstance(memory, str) else memory
-        return device.allocate(geometry.payload_bytes)
+        return device.allocate(size_bytes)
     except DeviceError as error:
         raise DeviceUnreachable(f"no inbox in the memory of {memory}: {error}") from error

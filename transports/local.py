@@ -22,6 +22,7 @@ from transports.errors import (
     AuthenticationFailed,
     ChannelClosed,
     ConnectFailed,
+    DeviceUnreachable,
     ExportGone,
     HandshakeRefused,
     ListenFailed,
@@ -375,7 +376,9 @@ class LocalMemory(RemoteMemory):
         except ProtocolError as error:
             raise self._break(error) from None
         except DeviceError as error:
-            raise self._break(PeerLost(f"the device of {self._region.address} failed: {error}")) from error
+            # No session would do better, so it ends the sender and not only this session.
+            failed = f"{device.device.name} failed as bytes were put into {self._region.address}: {error}"
+            raise self._break(DeviceUnreachable(failed)) from error
 
     def reach(self, device: Device) -> None:
         """Copies are made within one device."""

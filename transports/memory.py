@@ -217,6 +217,9 @@ class RemoteMemory(ABC):
 
     # Only where ``Capabilities.pull_share`` is not 0.
 
+    async def prepare_export(self, length: int) -> None:  # noqa: B027 - most have nothing to prepare
+        """Called before an ``export`` of so many bytes: what lets the owner fetch them by a better way."""
+
     def export(self, buffers: Sequence[Bytes]) -> bytes:
         """Let the owner pull the concatenation of ``buffers``, which must not change meanwhile.
 

@@ -6,15 +6,17 @@ CAP_SYS_PTRACE. Nobody can be asked whether it may be done but the system, by do
 where a secret lies in it that both know, and who reads it there has the right process and may read it.
 
 *Spans* say where bytes lie: pairs of an address and a length, one behind the other in an array of 64-bit
-words which itself lies in the memory of the process that lends.
+words which itself lies in the memory of the process that lends. Behind them stands a *seal*, which no other
+array has: who knows a place whose loan has ended reads nothing of what lies there now.
 """
 
 import asyncio
 import ctypes
 import os
+import secrets
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from transports.operations import Bytes
 from transports.ring.layout import hash_payload
@@ -22,7 +24,7 @@ from transports.ring.layout import hash_payload
 SPANS_MAX: Final = 4096
 """Buffers of one message that are described by spans."""
 
-_LOCATION: Final = struct.Struct("<QI")
+_LOCATION: Final = struct.Struct("<QIQ")
 _READ_HERE_BYTES: Final = 2 << 20
 """Up to this length a read takes some tenths of a millisecond, which a thread's turn would take too."""
 _CALL_SPANS_MAX: Final = 1024
@@ -67,8 +69,17 @@ class Pinned:
         ctypes.pythonapi.PyBuffer_Release(ctypes.byref(self._buffer))
 
 
+class Place(NamedTuple):
+    """Where an array of spans lies, and what stands behind them."""
+
+    address: int
+    spans: int
+    """How many."""
+    seal: int
+
+
 class Spans:
-    """Where buffers lie, as another process can read it; they stay there while this lives.
+    """Where buffers lie, as another process can read it; they stay there until ``end``.
 
     Args:
         buffers: At most ``SPANS_MAX``.
@@ -77,21 +88,26 @@ class Spans:
     def __init__(self, buffers: Sequence[Bytes]) -> None:
         assert len(buffers) <= SPANS_MAX, f"{len(buffers)} buffers"
         self._views = tuple(memoryview(buffer) for buffer in buffers)
-        self.count: Final = len(buffers)
-        self._table = _spans([(address_of(view), view.nbytes) for view in self._views])
-        self.address: Final = ctypes.addressof(self._table)
+        seal = secrets.randbits(64)
+        self._table = _spans([*((address_of(view), view.nbytes) for view in self._views), (seal, 0)])
+        self.place: Final = Place(ctypes.addressof(self._table), len(buffers), seal)
+
+    def end(self) -> None:
+        """Nothing is to be read any more: whoever knows the place finds no seal there."""
+        ctypes.memset(self.place.address, 0, ctypes.sizeof(self._table))
+        self._views = ()
 
 
 def located(key: bytes, spans: Spans) -> bytes:
     """An export's key that also says where its bytes lie, for an owner of the same host."""
-    return key + _LOCATION.pack(spans.address, spans.count)
+    return key + _LOCATION.pack(*spans.place)
 
 
-def parse_located(key: bytes, key_bytes: int) -> tuple[bytes, int, int]:
-    """The key of this length, and address and count of spans: 0 if none are told."""
+def parse_located(key: bytes, key_bytes: int) -> tuple[bytes, Place | None]:
+    """The key of this length, and where the spans lie, if that is told."""
     if len(key) != key_bytes + _LOCATION.size:
-        return key, 0, 0
-    return key[:key_bytes], *_LOCATION.unpack_from(key, key_bytes)
+        return key, None
+    return key[:key_bytes], Place(*_LOCATION.unpack_from(key, key_bytes))
 
 
 def address_of(view: memoryview) -> int:
@@ -122,8 +138,8 @@ class OtherMemory:
             return False
         return bytes(found) == secret
 
-    async def fetch(self, table_address: int, count: int, into: memoryview) -> int:
-        """Copy what the spans of a table say, all of ``into``; in a thread if that is much.
+    async def fetch(self, place: Place, into: memoryview) -> int:
+        """Copy what the spans there say, all of ``into``; in a thread if that is much.
 
         Returns:
             The xxh3-64 of it, computed in the same turn.
@@ -135,20 +151,29 @@ class OtherMemory:
         """
         if len(into) > _READ_HERE_BYTES:
             try:
-                return await asyncio.to_thread(self._fetch, table_address, count, into)
+                return await asyncio.to_thread(self._fetch, place, into)
             except RuntimeError:  # no thread can be had (ulimit -u, a container's bound)
                 pass
-        return self._fetch(table_address, count, into)
+        return self._fetch(place, into)
 
-    def _fetch(self, table_address: int, count: int, into: memoryview) -> int:
-        table = memoryview(bytearray(min(count, SPANS_MAX) * _SPAN_BYTES))
-        self._read_into(table, [(table_address, len(table))])
+    def _fetch(self, place: Place, into: memoryview) -> int:
+        if place.spans > SPANS_MAX:
+            raise OSError(f"{place.spans} spans, of which {SPANS_MAX} are allowed")
+        spans = self._spans_at(place)
+        if sum(length for _, length in spans) != len(into):
+            raise OSError(f"{place.spans} spans that do not hold {len(into)} bytes")
+        self._read_into(into, spans)
+        self._spans_at(place)  # still lent: nothing else was read
+        return hash_payload((into,))
+
+    def _spans_at(self, place: Place) -> list[tuple[int, int]]:
+        table = memoryview(bytearray((place.spans + 1) * _SPAN_BYTES))
+        self._read_into(table, [(place.address, len(table))])
         words = table.cast("Q").tolist()
         spans = list(zip(words[::2], words[1::2], strict=True))
-        if count > SPANS_MAX or sum(length for _, length in spans) != len(into):
-            raise OSError(f"{count} spans that do not hold {len(into)} bytes")
-        self._read_into(into, spans)
-        return hash_payload((into,))
+        if spans.pop() != (place.seal, 0):
+            raise OSError("it is not lent any more")
+        return spans
 
     def _read_into(self, into: memoryview, spans: Sequence[tuple[int, int]]) -> None:
         """One behind the other; raises ``OSError`` unless all of it could be read."""

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, NoReturn
@@ -34,6 +34,7 @@ from transports.memory import Accepted, Listener, Region
 from transports.operations import Bytes, Pull
 from transports.patient_consumer import HashElsewhere, PatientConsumer
 from transports.pulled_messages import Pulls
+from transports.refusals import Refusals
 from transports.ring import Claims, Geometry
 from transports.ring import Delivery as RingDelivery
 from transports.ring.layout import GENERATION_MAX
@@ -45,7 +46,6 @@ PULLED_BYTES_MAX: Final = 1 << 30
 """Memory that a receiver takes for messages that it pulls; so also the longest of them."""
 DEFAULT_GEOMETRY: Final = Geometry(slot_count=1024, payload_bytes=64 << 20, session_count=64)
 
-_REFUSED_MAX: Final = 4096
 _SEAL_SECONDS: Final = 0.001
 """How soon to look again for a payload that has not landed on the device, though its slot has."""
 _POLLS_BEFORE_YIELD: Final = 64
@@ -72,7 +72,7 @@ class Receiver:
         self._pulled_bytes_max = pulled_bytes_max
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        # Generations tell one life of an inbox from the next; chance keeps them apart without a store.
+        # It tells one life of an inbox from the next; chance keeps them apart without a store.
         self._generation = rng.randint(1, GENERATION_MAX)
         self._consumer = PatientConsumer(
             geometry,
@@ -95,7 +95,7 @@ class Receiver:
         self._notifications = 0
         self._ready: deque[Delivery] = deque()
         self._deferred: list[Callable[[], None]] = []
-        self._refused: OrderedDict[str, None] = OrderedDict()
+        self._refused: Final = Refusals()
         self._failure: BaseException | None = None
         self._in_a_row = 0
         self._take: Callable[[Delivery], None] | None = None
@@ -210,7 +210,7 @@ class Receiver:
         if self._fencing:
             self._deferred.append(lambda: self.release(delivery))
             return
-        with suppress(BufferError):  # views derived from it keep it open; the ring cannot see those
+        with suppress(BufferError):  # views derived from it keep it open
             delivery.payload.release()
             if isinstance(delivery.held.content, memoryview):
                 delivery.held.content.release()
@@ -223,26 +223,20 @@ class Receiver:
     def refuse(self, identity: str) -> None:
         """Take nothing more from this identity: neither from its session, if it has one, nor a new one.
 
-        What was handed over stays. A refusal is forgotten only when many others have come since.
+        Nor from those whose names go on behind it with a slash (of ``node-1`` also ``node-1/actor-7``). What
+        was handed over stays. Only when many others have come since is a refusal forgotten.
         """
-        self._refused[identity] = None
-        if len(self._refused) > _REFUSED_MAX:
-            self._refused.popitem(last=False)
+        self._refused.add(identity)
         self._background.start(self._fence_out(identity))
 
     async def _fence_out(self, identity: str) -> None:
         async with self._opening:
-            await self._end_session_of(identity, REFUSED)
-        self._wake()
-
-    async def _end_session_of(self, identity: str, why: str) -> None:
-        """Fence the session that this identity has, if it has one."""
-        session = self._consumer.session_of(identity)
-        if session is not None:
-            await self._open_region().fence([session])
-            self.fenced[why] += 1
-            self._consumer.close_session(session)
-            self._sessions_ended += 1
+            sessions = self._consumer.sessions_below(identity)
+            if sessions:
+                await self._open_region().fence(sessions)
+                self.fenced[REFUSED] += len(sessions)
+                for session in sessions:
+                    self._lost(session)
 
     async def close(self) -> None:
         """Stop serving the region; whoever waits in ``receive`` gets ``ChannelClosed``. Idempotent."""
@@ -271,7 +265,12 @@ class Receiver:
         if identity in self._refused:
             raise IdentityRefused(f"{identity!r} was declared dead; join under a new incarnation")
         async with self._opening:
-            await self._end_session_of(identity, REPLACED)
+            earlier = self._consumer.session_of(identity)
+            if earlier is not None:
+                await self._open_region().fence([earlier])
+                self.fenced[REPLACED] += 1
+                self._consumer.close_session(earlier)
+                self._sessions_ended += 1
             session, first_number = self._consumer.open_session(identity)
         welcome = Welcome(
             generation=self._generation,
@@ -344,6 +343,7 @@ class Receiver:
             if poll.wants_pulled is not None:
                 pulled = await self._pull(poll.wants_pulled)
             else:
+                _LOG.warning("%s fences %s: what they owe did not come", self.address, poll.wants_fenced)
                 await region.fence(poll.wants_fenced)
                 self.fenced[STALLED] += len(poll.wants_fenced)
             self._consumer.hashes_here = True
@@ -475,7 +475,7 @@ async def open_receiver(
             and it is a device's.
         DeviceUnreachable: There is no such device, it has no memory left, or the listener reaches none.
     """
-    device = memory_for(memory, geometry)
+    device = await memory_for(memory, geometry)
     receiver = Receiver(
         geometry,
         leniency or Leniency(),

@@ -371,7 +371,7 @@ class Sender:
             await wait(Pause(PauseReason.FULL, attempt))
         buffers = cast("tuple[Bytes, ...]", message.buffers)  # who is lent to has no device
         message_hash = await hash_patiently(buffers)
-        offer = lender.lend(message.number, buffers, length, message_hash)
+        offer = await lender.lend(message.number, buffers, length, message_hash)
         try:
             await self._post(message, (offer,), may_wait=may_wait, wait=wait, pull=True)
         except BaseException:

@@ -95,8 +95,9 @@ class Lender:
         """A message of this length may be lent now."""
         return self._exports.has_room(length)
 
-    def lend(self, number: int, buffers: Sequence[Bytes], length: int, message_hash: int) -> bytes:
+    async def lend(self, number: int, buffers: Sequence[Bytes], length: int, message_hash: int) -> bytes:
         """Lend a message that is about to be sent; the offer that goes into the ring instead of it."""
+        await self._memory.prepare_export(length)
         key = self._memory.export(buffers)
         self._exports.lend(Lent(number, length, key))
         return Offer(length, message_hash, key).to_bytes()

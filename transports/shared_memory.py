@@ -13,6 +13,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from transports.address import Address
@@ -25,6 +26,7 @@ LENT_BYTES_MAX: Final = 32 << 30
 """What all regions of a process may lend at once, memory that was replaced and is still in use included."""
 
 _OPTION: Final = "shm"
+_OVERCOMMIT: Final = Path("/proc/sys/vm/overcommit_memory")
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -61,6 +63,9 @@ class LentMemory(RegionMemory):
         descriptor = os.memfd_create("onepiece-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         weakref.finalize(self, os.close, descriptor)
         os.ftruncate(descriptor, size_bytes)
+        if _counts_strictly():
+            # Otherwise the first touch of a page that there is none for ends the process that touches it.
+            os.posix_fallocate(descriptor, 0, size_bytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         mapped = mmap.mmap(descriptor, size_bytes)
         if size_bytes >= HUGE_PAGE_BYTES:
@@ -80,6 +85,14 @@ class LentMemory(RegionMemory):
                 return
             end = os.lseek(self.descriptor, start, os.SEEK_HOLE)
             yield start, end
+
+
+def _counts_strictly() -> bool:
+    """The kernel gives no memory that it does not have; that of this kind it counts at the first touch."""
+    try:
+        return _OVERCOMMIT.read_text().strip() == "2"
+    except OSError:  # no /proc: not known
+        return False
 
 
 _lent: Final[weakref.WeakSet[mmap.mmap]] = weakref.WeakSet()

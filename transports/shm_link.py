@@ -17,6 +17,7 @@ from transports.operations import Bytes
 from transports.process_memory import address_of
 from transports.shared_memory import map_memory
 from transports.shm_lender import LENT_AND_READ, NAME_BYTES_MAX, TOKEN, TOKEN_BYTES
+from transports.tcp_wire import hang_up
 
 OFFER_BYTES_MAX: Final = TOKEN_BYTES + NAME_BYTES_MAX
 
@@ -90,7 +91,7 @@ class MemoryLink:
         if not self.closed:
             self.closed = True
             self._memory = memoryview(b"")
-            self._lifeline.close()
+            hang_up(self._lifeline)  # a forked child may have a copy, but not the memory
 
 
 async def open_link(

@@ -155,12 +155,12 @@ class LendingSession(OwnerSession):
 
     async def pull(self, key: bytes, into: memoryview) -> int | None:
         """Fetch an export: from the producer's memory where that can be read, else over the connection."""
-        key, address, count = parse_located(key, frames.EXPORT_KEY_BYTES)
-        if self._visit is None or self._visit.memory is None or not count:
+        key, place = parse_located(key, frames.EXPORT_KEY_BYTES)
+        if self._visit is None or self._visit.memory is None or place is None:
             return await super().pull(key, into)
         computed = None
         try:
-            computed = await self._visit.memory.fetch(address, count, into)
+            computed = await self._visit.memory.fetch(place, into)
         except OSError as error:
             # The producer may have ended, or dropped what allowed it: its connection knows.
             _LOG.info("session %d of %s is not read in place: %s", self._number, self._peer, error)

@@ -181,6 +181,11 @@ class SharingMemory(TcpMemory):
         if framed or chain.notify:
             await self._post_frames(Chain(tuple(framed), notify=chain.notify))
 
+    async def prepare_export(self, length: int) -> None:
+        """Get the memory, with which the owner learns where to read, if that is worth it."""
+        if self._may_attach and length > _GUARDED_BYTES_MAX:
+            await self._attach()
+
     def export(self, buffers: Sequence[Bytes]) -> bytes:
         """Let the owner fetch these bytes, from where they lie if it can read there."""
         key = super().export(buffers)
@@ -191,8 +196,10 @@ class SharingMemory(TcpMemory):
 
     def withdraw(self, key: bytes) -> None:
         """End an export."""
-        key, _, _ = parse_located(key, frames.EXPORT_KEY_BYTES)
-        self._spans.pop(key, None)
+        key, _ = parse_located(key, frames.EXPORT_KEY_BYTES)
+        spans = self._spans.pop(key, None)
+        if spans is not None:
+            spans.end()
         super().withdraw(key)
 
     async def _post_frames(self, chain: Chain) -> None:
@@ -218,6 +225,8 @@ class SharingMemory(TcpMemory):
     def _hang_up(self) -> None:
         if self._link is not None:
             self._link.close()
+        for spans in self._spans.values():
+            spans.end()
         self._spans.clear()
         if not self._offer.done():
             self._offer.set_exception(self._ending.error())

@@ -49,6 +49,7 @@ _LOG: Final = logging.getLogger(__name__)
 _BACKLOG: Final = 128
 _CONNECTIONS_MAX: Final = 4096
 """Connections of one listener, sessions and strangers together."""
+_TLS_HINT: Final = "do both sides have certificates, each of an authority that the other one trusts?"
 _ACCEPT_PAUSE_SECONDS: Final = 0.1
 """How long to leave new connections alone when the process has run out of file descriptors."""
 
@@ -106,9 +107,8 @@ class TcpTransport(Transport):
                 f"{address} did not open a session within {options.connect_timeout_seconds} s"
             ) from None
         except OSError as error:
-            raise ConnectFailed(
-                f"cannot connect to {address}: {error}; is the node up, and its address right?"
-            ) from error
+            hint = _TLS_HINT if isinstance(error, ssl.SSLError) else "is the node up, and its address right?"
+            raise ConnectFailed(f"cannot connect to {address}: {error}; {hint}") from error
 
 
 async def _open_session(
@@ -207,7 +207,8 @@ class TcpListener(Listener):
     def _memory_beside(self, size_bytes: int, device: DeviceMemory) -> RegionMemory:
         raise DeviceUnreachable(
             f"{self._address} cannot serve memory of {device.device.name}: {self._address.scheme} does not"
-            " reach devices; listen on verbs://, or leave the inbox in the host's memory"
+            " reach devices; listen on verbs:// or ucx://, where all is in one process on local://here, or"
+            " leave the inbox in the host's memory"
         )
 
     def _new_session(self, peer: str) -> OwnerSession:

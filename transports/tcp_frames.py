@@ -293,6 +293,8 @@ class FrameReader:
         header = Header._make(_HEADER.unpack_from(self._scratch, start))
         bound = self.bounds.get(header.kind)
         if bound is None:
+            if bytes(self._scratch[start : start + 2]) in _TLS_RECORDS:
+                raise ProtocolError("the peer encrypts, and we do not; give both sides certificates, or none")
             if header.kind not in _NAMES:
                 begins = bytes(self._scratch[start : start + HEADER_BYTES])
                 stranger = f"the peer is no OnePiece node, or one of another version: it sent {begins!r}"
@@ -308,9 +310,10 @@ class FrameReader:
         return header
 
 
+_TLS_RECORDS: Final = frozenset({b"\x15\x03", b"\x16\x03"})
+"""How an alert and a handshake of TLS begin, which no frame does."""
+
 _PLACED: Final = frozenset({int(Kind.WRITE), int(Kind.DATA), int(Kind.PULLED)})
-
-
 _NAMES: Final = {int(kind): kind.name for kind in Kind}
 
 

@@ -269,6 +269,7 @@ class OwnerSession:
 
     async def pull(self, key: bytes, into: memoryview) -> int | None:
         """Fetch one of the producer's exports; raises as ``Region.pull``."""
+        self._ending.check()  # nobody would answer
         await self.pulls.pull(key, into)
         return None
 

@@ -38,6 +38,13 @@ def _is_within_host(connection: socket.socket) -> bool:
         return False
 
 
+def hang_up(connection: socket.socket) -> None:
+    """Close a socket so that its peer hears of it, though a forked child may have a copy of it open."""
+    with suppress(OSError):  # it may have ended already
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
 def _tune(connection: socket.socket, *, within_host: bool) -> None:
     """Set what suits small questions beside bulk data."""
     # Either may fail: the peer may be gone already, other systems have other names.
@@ -265,7 +272,7 @@ class SocketWire(Wire):
         self._loop.remove_writer(self._socket.fileno())
         self._queue.clear()
         self._pending_bytes = 0
-        self._socket.close()
+        hang_up(self._socket)
 
 
 class TlsWire(Wire, asyncio.BufferedProtocol):
@@ -330,8 +337,9 @@ class TlsWire(Wire, asyncio.BufferedProtocol):
         """Asyncio has closed the connection."""
         if not self._closed:
             self._closed = True
-            lost = exc if isinstance(exc, OSError) or exc is None else OSError(str(exc))
-            self._endpoint.lost(lost)
+            if exc is not None and not (isinstance(exc, OSError) and str(exc)):
+                exc = OSError(str(exc) or type(exc).__name__)  # asyncio makes some without a word
+            self._endpoint.lost(exc)
 
     def pause_writing(self) -> None:
         """Asyncio's buffer is full."""

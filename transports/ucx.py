@@ -73,7 +73,7 @@ class UcxTransport(TcpTransport):
         try:
             return UcxListener(server, address, options)
         except UcpError as error:
-            raise ListenFailed(f"cannot listen on {address}: {error}") from error
+            raise ListenFailed(f"cannot listen on {address}: {error}; see `onepiece doctor`") from error
 
     def _new_memory(self, address: Address, hello: bytes, options: Options, *, encrypted: bool) -> TcpMemory:
         assert not encrypted
@@ -144,6 +144,11 @@ class UcxListener(TcpListener):
         return new_memory(size_bytes)
 
     def _memory_beside(self, size_bytes: int, device: DeviceMemory) -> RegionMemory:
+        if self.requirement is Requirement.TCP:
+            raise DeviceUnreachable(
+                f"{self._address} cannot serve memory of {device.device.name}: nothing gets there over tcp;"
+                " leave out require=tcp, or the inbox in the host's memory"
+            )
         try:
             return LentMemory(size_bytes, device)
         except (DeviceError, DeviceUnreachable, UcpError) as error:

@@ -15,13 +15,13 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_void_p
-from typing import Final
+from typing import Final, TypeAlias
 
 from attrs import frozen
 
 from transports._libucp import UcpError
 from transports.address import Address
-from transports.device_memory import DeviceSpan
+from transports.device_memory import DeviceError, DeviceSpan
 from transports.errors import AddressError, ProtocolError
 from transports.operations import Bytes, Chain, Put
 from transports.ucx_devices import type_of
@@ -35,6 +35,7 @@ _JOINED_BYTES_MAX: Final = 16 << 10
 _REQUIRE: Final = "require"
 PROOF_BYTES: Final = 16
 _BESIDE: Final = struct.Struct(f"<QQQ{PROOF_BYTES}s")
+OnFailure: TypeAlias = Callable[[UcpError | DeviceError], None]
 _RDMA: Final = ("rc_", "dc_")
 """How the names of wires begin whose adapters carry out writes."""
 
@@ -182,7 +183,7 @@ class Link:
         on_failure: Called at most once, when nothing more can be written.
     """
 
-    def __init__(self, worker: Worker, offer: Offer, on_failure: Callable[[UcpError], None]) -> None:
+    def __init__(self, worker: Worker, offer: Offer, on_failure: OnFailure) -> None:
         self._worker = worker
         self._offer = offer
         self._on_failure = on_failure
@@ -265,7 +266,7 @@ class Link:
             if self._endpoint.flush(lambda status: self._arrived(status, landed)):
                 self._arriving = False
                 landed()
-        except UcpError as error:
+        except (UcpError, DeviceError) as error:
             self._fail(error)
 
     def _arrived(self, status: int, landed: Callable[[], None]) -> None:
@@ -310,7 +311,7 @@ class Link:
         else:
             landed()
 
-    def _fail(self, error: UcpError) -> None:
+    def _fail(self, error: UcpError | DeviceError) -> None:
         if not self._broken and not self._closed:
             self._broken = True
             self._on_failure(error)
@@ -338,7 +339,7 @@ def _pieces(buffers: Sequence[Bytes]) -> Iterator[Bytes]:
         yield joined
 
 
-async def open_link(offer: Offer, on_failure: Callable[[UcpError], None]) -> tuple[Wire, Link | None]:
+async def open_link(offer: Offer, on_failure: OnFailure) -> tuple[Wire, Link | None]:
     """Try what the owner offers.
 
     Returns:

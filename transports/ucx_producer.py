@@ -17,7 +17,7 @@ from transports import tcp_frames as frames
 from transports._libucp import UcpError
 from transports.address import Address
 from transports.beside_memory import BesideMemory
-from transports.device_memory import Device, DeviceSpan
+from transports.device_memory import Device, DeviceError, DeviceSpan
 from transports.errors import ConnectFailed, DeviceUnreachable, PeerLost, ProtocolError
 from transports.memory import Options
 from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded, Put
@@ -164,7 +164,9 @@ class UcxMemory(BesideMemory):
             super().reach(device)
         try:
             type_of(device, Role.PRODUCER)
-        except UcpError as error:
+            with device.current():  # where that fails now, no put would ever leave, in any session
+                pass
+        except (DeviceError, UcpError) as error:
             raise DeviceUnreachable(f"bytes on {device.name} cannot be sent over UCX: {error}") from error
 
     def _takes_off(self, length: int) -> int:

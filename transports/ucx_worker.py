@@ -13,11 +13,13 @@ no port.
 import asyncio
 import ctypes
 import enum
+import logging
 import os
 import weakref
 from collections import deque
 from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_ubyte, c_void_p
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Final
 
@@ -30,9 +32,10 @@ from transports.device_memory import DeviceSpan
 from transports.free_descriptors import who_is_out_of_descriptors
 from transports.operations import Bytes
 
+_LOG: Final = logging.getLogger(__name__)
+
 SETTINGS: Final = {
-    # All wires but tcp, whose emulated writes would let anyone who reaches its port write anywhere.
-    "TLS": "^tcp",
+    "TLS": "^tcp",  # whatever the environment says; see ``without_tcp``
     # Without it an endpoint that reports a dead peer cannot use shared memory.
     "MM_ERROR_HANDLING": "y",
     # Only what is zeroed, and first what other processes can map.
@@ -66,7 +69,23 @@ def context_of(role: Role) -> int:
     """The context of a role, one for the process; made by the first worker or memory."""
     _check_descriptors()
     given = {name: value for name in SETTINGS if (value := os.environ.get(f"UCX_{name}"))}
+    if wires := given.get("TLS"):
+        given["TLS"] = without_tcp(wires)
+        _LOG.info("UCX_TLS=%s is taken for %s: UCX's own tcp is never used here", wires, given["TLS"])
     return ucp.load().context(SETTINGS | given, role)
+
+
+def without_tcp(wires: str) -> str:
+    """``UCX_TLS`` less UCX's own tcp, whose emulated writes let anyone who reaches its port write anywhere.
+
+    The variable is often set for all programs of a machine, by and for others. Where it names nothing else
+    there is no wire, and sessions go on over their connections.
+    """
+    names = [name.strip() for name in wires.removeprefix("^").split(",")]
+    others = [name for name in names if name and not fnmatchcase("tcp", name.lstrip("\\").partition(":")[0])]
+    if wires.startswith("^"):
+        return f"^{','.join([*others, 'tcp'])}"
+    return SETTINGS["TLS"] if {"all", "*"} & set(names) else ",".join(others) or "self"
 
 
 def _check_descriptors() -> None:

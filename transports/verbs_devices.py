@@ -139,22 +139,24 @@ class Wanted:
     def of(cls, address: Address, settings: str = "") -> "Wanted":
         """Read an address's options, and settings of the same form; raises ``AddressError``."""
         given = parse_options(settings, SETTINGS_VARIABLE) | dict(address.options)
-        if unknown := given.keys() - set(cls.NAMES):
+
+        def place(name: str) -> str:
+            return str(address) if name in address.options else f"{SETTINGS_VARIABLE}={settings}"
+
+        if unknown := sorted(given.keys() - set(cls.NAMES)):
             known = ", ".join(cls.NAMES)
-            raise AddressError(
-                f"{address}: verbs has no option {', '.join(sorted(unknown))}; known are {known}"
-            )
+            raise AddressError(f"{place(unknown[0])}: verbs has no option {unknown[0]}; known are {known}")
         gid = given.get("gid", "")
         if gid and (not gid.isdecimal() or len(gid) > _DIGITS_MAX):
             try:
                 ipaddress.ip_address(gid)
             except ValueError as error:
-                raise AddressError(f"{address}: gid={gid} is neither an index nor an address") from error
+                raise AddressError(f"{place('gid')}: gid={gid} is neither an index nor an address") from error
         return cls(
             device=given.get("device", ""),
-            port=_number(address, given, "port", 255),
+            port=_number(place("port"), given, "port", 255),
             gid=gid,
-            spin_microseconds=_number(address, given, "spin", SPIN_MICROSECONDS_MAX),
+            spin_microseconds=_number(place("spin"), given, "spin", SPIN_MICROSECONDS_MAX),
         )
 
     def __str__(self) -> str:
@@ -162,10 +164,10 @@ class Wanted:
         return "&".join(f"{name}={value}" for name, value in said.items() if value) or "any active port"
 
 
-def _number(address: Address, given: Mapping[str, str], name: str, largest: int) -> int:
+def _number(place: str, given: Mapping[str, str], name: str, largest: int) -> int:
     text = given.get(name, "0")
     if not text.isdecimal() or len(text) > _DIGITS_MAX or int(text) > largest:
-        raise AddressError(f"{address}: {name}={text} is no number up to {largest}")
+        raise AddressError(f"{place}: {name}={text} is no number up to {largest}")
     return int(text)
 
 

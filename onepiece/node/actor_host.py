@@ -207,45 +207,52 @@ class ActorHost:
             await self._live(order, hosted)
 
     async def _live(self, order: Assign, hosted: _Hosted) -> None:
-        try:
-            stage = await self._find(order, hosted)
-            missing = [name for name in order.devices if name not in self._devices]
-            if missing:
-                known = ", ".join(self._devices)
-                raise OnePieceError(f"this node has no device {missing[0]!r}; it has {known or 'none'}")
-            if len(order.devices) != stage.spec.resources.count:
-                raise OnePieceError(
-                    f"{order.stage} works on {stage.spec.resources.count} devices together on this node, and"
-                    f" was ordered to {len(order.devices)}: its file is not the same at the manager"
-                )
-        except OnePieceError as error:
-            self._fail(hosted, error)
+        if not await self._has_lived(order, hosted):
+            # Not where the error is at hand, whose frames keep what the actor had: memory of a GPU, say.
             await hosted.unassigned.wait()
-        else:
-            names = order.devices
-            if self._lender is not None:
-                await self._lender.freed(names)
-            get_logger().info(
-                "actor_starting", actor=order.actor_id, stage=order.stage, device=", ".join(names)
-            )
-            actor = hosted.actor = StageActor(
-                order.actor_id, stage, self._devices[names[0]], self._env, devices=names
-            )
-            if hosted.unassigned.is_set():
-                actor.drain()
-            self._env.on_change()
-            try:
-                await actor.run()
-            except Exception as error:  # noqa: BLE001 - a bug in one actor must not take the others along
-                get_logger().exception("actor_crashed", actor=order.actor_id, stage=order.stage)
-                self._tell_lost(actor)
-                self._note_end(hosted)
-                self._fail(hosted, OnePieceError(f"the actor crashed: {described(error)}"))
-                await hosted.unassigned.wait()
         self._note_end(hosted)
         if self._hosted.get(order.actor_id) is hosted:
             del self._hosted[order.actor_id]
         self._env.on_change()
+
+    async def _has_lived(self, order: Assign, hosted: _Hosted) -> bool:
+        """Run the actor to its regular end; false if it could not start, or crashed, which is reported."""
+        try:
+            stage = await self._find(order, hosted)
+            self._check_devices(order, stage)
+        except OnePieceError as error:
+            self._fail(hosted, error)
+            return False
+        names = order.devices
+        if self._lender is not None:
+            await self._lender.freed(names)
+        get_logger().info("actor_starting", actor=order.actor_id, stage=order.stage, device=", ".join(names))
+        actor = hosted.actor = StageActor(
+            order.actor_id, stage, self._devices[names[0]], self._env, devices=names
+        )
+        if hosted.unassigned.is_set():
+            actor.drain()
+        self._env.on_change()
+        try:
+            await actor.run()
+        except Exception as error:  # noqa: BLE001 - a bug in one actor must not take the others along
+            get_logger().exception("actor_crashed", actor=order.actor_id, stage=order.stage)
+            self._tell_lost(actor)
+            self._note_end(hosted)
+            self._fail(hosted, OnePieceError(f"the actor crashed: {described(error)}"))
+            return False
+        return True
+
+    def _check_devices(self, order: Assign, stage: Stage[Any, Any, Any]) -> None:
+        missing = [name for name in order.devices if name not in self._devices]
+        if missing:
+            known = ", ".join(self._devices)
+            raise OnePieceError(f"this node has no device {missing[0]!r}; it has {known or 'none'}")
+        if len(order.devices) != stage.spec.resources.count:
+            raise OnePieceError(
+                f"{order.stage} works on {stage.spec.resources.count} devices together on this node, and"
+                f" was ordered to {len(order.devices)}: its file is not the same at the manager"
+            )
 
     async def _find(self, order: Assign, hosted: _Hosted) -> Stage[Any, Any, Any]:
         workflow = await self._imports.get(order.module)

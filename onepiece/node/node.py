@@ -177,7 +177,7 @@ async def _compose(
 ) -> Node:
     control = ControlService(stall_seconds=min(_STALL_SECONDS, options.lease_seconds / 4))
     identity = Identity(info.node_id, info.incarnation)
-    outbox = await _open_outbox(identity, wire, parts, stack)
+    outbox = await _open_outbox(options, identity, wire, parts, stack)
     devices = await _open_devices(info, parts, stack)
     lender = await stack.enter_async_context(lent(options, info.devices, parts.monotonic, stop.now))
     stores = await open_stores(options, state_dir, parts, stack)
@@ -261,12 +261,17 @@ async def _open_devices(
 
 
 async def _open_outbox(
-    identity: Identity, wire: Options, parts: NodeParts, stack: contextlib.AsyncExitStack
+    options: NodeOptions,
+    identity: Identity,
+    wire: Options,
+    parts: NodeParts,
+    stack: contextlib.AsyncExitStack,
 ) -> Outbox:
     opening = open_outbox(
         lambda: identity.life,
         wire,
         find_transport=parts.find_transport,
+        other_spellings=_joins(options),
         clock=parts.monotonic,
         rng=parts.rng,
     )
@@ -357,7 +362,7 @@ def _make_member(
 
     return Member(
         info,
-        LeaderSearch(_to_join(options, env.control_address)),
+        LeaderSearch(_joins(options) or (env.control_address,)),
         outbox=env.outbox,
         routes=env.routes,
         imports=imports,
@@ -420,8 +425,9 @@ async def _cancelled_at_exit(
             timer.cancel()
 
 
-def _to_join(options: NodeOptions, own: str) -> tuple[str, ...]:
-    return tuple(str(address.region(CONTROL_REGION)) for address in options.join) or (own,)
+def _joins(options: NodeOptions) -> tuple[str, ...]:
+    """The control addresses it was told to join, written as those that nodes tell each other are."""
+    return tuple(f"{address.region('')}/{CONTROL_REGION}" for address in options.join)
 
 
 def _make_proxy(options: NodeOptions, env: Environment, tasks: asyncio.TaskGroup) -> ProxyService | None:

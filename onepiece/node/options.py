@@ -27,6 +27,7 @@ from transports import Address, TransportError
 from transports.ring.layout import PAYLOAD_BYTES_MAX as INBOX_BYTES_MAX
 
 ROLES: Final = ("worker", "proxy", "store", "manager")
+_WITH_PORTS: Final = frozenset({"tcp", "ucx", "verbs"})
 _MIB: Final = 1 << 20
 _SIZE_MAX: Final = 4 << 40
 """What a database may be told to grow to: address space has an end, too."""
@@ -175,7 +176,11 @@ def _address(value: str) -> Address:
 
 
 def _addresses(value: str) -> tuple[Address, ...]:
-    return tuple(_address(part.strip()) for part in value.split(",") if part.strip())
+    addresses = tuple(_address(part.strip()) for part in value.split(",") if part.strip())
+    for address in addresses:
+        if address.scheme in _WITH_PORTS and not address.port:
+            raise ValueError(f"{address} names no port: give the one that the node there listens on")
+    return addresses
 
 
 def _leader_seconds(value: str) -> int:

@@ -12,6 +12,9 @@ from attrs import define, field
 
 STOPPED_AT_ONCE: Final = 130
 """Exit status of a node that a second signal stopped."""
+ONE_SIGNAL_SECONDS: Final = 0.3
+"""Signals within this time are one: what runs a node (``timeout``, a shell, a container's first process)
+may send a signal both to it and to the group that it is in."""
 _LAST_SECONDS: Final = 5.0
 """For what a node closes at its end, its temporary files for example: some wait a bounded time themselves."""
 
@@ -61,8 +64,14 @@ async def unless_told(stop: StopSignal, start_and_serve: Coroutine[Any, Any, _T]
 def watch_signals(stop: StopSignal) -> Iterator[None]:
     """Let SIGTERM and SIGINT ask the node to stop; the second one ends the process at once."""
     loop = asyncio.get_running_loop()
+    one_until = 0.0
 
     def on_signal() -> None:
+        nonlocal one_until
+        now = loop.time()
+        if now < one_until:
+            return
+        one_until = now + ONE_SIGNAL_SECONDS
         if stop.drain.is_set():
             watchdog = threading.Timer(_LAST_SECONDS, os._exit, [STOPPED_AT_ONCE])
             watchdog.daemon = True

@@ -42,7 +42,7 @@ async def open_actor_inbox(
     if is_apart and not device.startswith("cuda:"):
         raise InboxRefused(
             f"DeviceUnreachable: {spec.key} wants its inbox in the memory of its GPU, and {device} is none:"
-            f" give a worker one (--devices cuda:0), {way_out}"
+            f" run it where there is one (worker nodes: --devices cuda:0), {way_out}"
         )
     head_bytes = INBOX_HEAD_BYTES if is_apart else 0
     geometry = Geometry(_SLOTS, env.inbox_bytes, _SLOTS, head_bytes)

@@ -14,7 +14,6 @@ on a device or not, piece by piece. Copies in the host's memory are sent instead
 there, and where bytes of the sender's device cannot be sent into the receiver's.
 """
 
-import asyncio
 from collections.abc import Sequence
 from struct import Struct
 from typing import Final, TypeGuard
@@ -27,6 +26,7 @@ from onepiece.limits import HEADER_BYTES_MAX
 from onepiece.log import get_logger
 from onepiece.messages import KIND_STAGE_INPUT, split_attempt
 from transports import Bytes, DeviceError, DeviceSpan, DeviceUnreachable, Sender
+from transports.device_calls import in_thread
 from transports.operations import Content
 
 _ATTEMPT_BYTES: Final = 8
@@ -68,7 +68,7 @@ async def in_host(parts: Sequence[Content]) -> Sequence[Bytes]:
     """As ``copied_to_host``, in a thread where there is anything to copy."""
     if lies_in_host(parts):
         return parts
-    return await asyncio.to_thread(copied_to_host, parts)
+    return await in_thread(copied_to_host, parts)
 
 
 def for_device(parts: Sequence[Content], head_bytes_max: int) -> tuple[bytes, list[Content]]:

@@ -146,10 +146,9 @@ class DeviceThreads:
         Cancelling does not stop a function that runs: the wait goes on until it returns, then the
         cancellation is raised. One that has not begun is dropped.
         """
-        future = self._compute.submit(function)
-        return await self._joined(future, future.cancel)
+        return await self._joined(self._compute.submit(function))
 
-    async def _joined(self, outcome: "ThreadFuture[_T]", cancel: Callable[[], object]) -> _T:
+    async def _joined(self, outcome: "ThreadFuture[_T]", cancel: Callable[[], object] | None = None) -> _T:
         """Wait for a thread's outcome; on cancellation pass it on, and wait for the end all the same."""
         waiter = asyncio.wrap_future(outcome)
         self._waiters.add(waiter)
@@ -157,13 +156,16 @@ class DeviceThreads:
             return await asyncio.shield(waiter)
         except asyncio.CancelledError:
             if not waiter.done():
-                cancel()
+                (cancel or outcome.cancel)()
                 await asyncio.wait([waiter])
             if not waiter.cancelled():
                 waiter.exception()  # seen, so that the loop does not complain about it
             raise
         finally:
             self._waiters.discard(waiter)
+            # An exception refers to this frame, and these to the exception: what a call had, memory of a GPU
+            # among it, would stay until the garbage collector comes round.
+            del outcome, waiter, cancel
 
     def start(self) -> None:
         """Start the stage thread; called once, by ``open_device_threads``."""

@@ -8,19 +8,23 @@ back once the device has done all that it had been given by then.
     occupied --last tensor gone, in any thread--> left --the device is done--> given back
 
 A stage that keeps what it should have cloned holds up whoever sends to it, once the ring has come round to
-it. That is told in the log when nothing else can be the reason.
+it. That is told in the log when nothing else can be the reason. So may an error that refers to the frames it
+came through and they to it, with a stage's inputs among what they had: the garbage collector finds those, but
+hardly ever where nothing is done. Then it is called here.
 """
 
 import asyncio
 import contextlib
+import gc
 import weakref
 from collections.abc import Callable
 
 from attrs import define, field
 
-from onepiece.limits import OCCUPIED_IDLE_SECONDS
+from onepiece.limits import OCCUPIED_COLLECT_SECONDS, OCCUPIED_IDLE_SECONDS
 from onepiece.log import get_logger
 from transports import Delivery, DeviceSpan, Receiver
+from transports.device_calls import in_thread
 
 
 class _Room:
@@ -44,6 +48,10 @@ class InboxRooms:
     on_change: Callable[[], None]
     occupied: int = 0
     """How many there are."""
+    _came: int = 0
+    """Messages so far."""
+    _collected: int = 0
+    """How many of them had come when nothing was left of them for the garbage collector."""
     _has_told: bool = False
     _left: list[Delivery] = field(factory=list)
     _wake: asyncio.Event = field(factory=asyncio.Event)
@@ -53,6 +61,9 @@ class InboxRooms:
         """The message's payload; its room is given back behind the last that refers to any of it."""
         assert delivery.on_device is not None
         room = _Room()
+        if self._came == self._collected:
+            self._wake.set()  # to look again
+        self._came += 1
         self.occupied += 1
         # By a weak reference: what an actor's end leaves behind may refer to the room, and must not be kept
         # by what waits for the room's end.
@@ -78,26 +89,41 @@ class InboxRooms:
         while True:
             await self._woken()
             left, self._left = self._left, []
-            await asyncio.to_thread(device.wait, None)
+            if not left:
+                continue
+            await in_thread(device.wait, None)
             for delivery in left:
                 self.inbox.release(delivery)
             self.occupied -= len(left)
             self.on_change()
 
     async def _woken(self) -> None:
-        """Wait until there is room to be given back; look now and then who keeps the rest."""
+        """Wait until there may be room to be given back; look now and then who keeps the rest."""
         while True:
             try:
-                async with asyncio.timeout(None if self._has_told else OCCUPIED_IDLE_SECONDS):
+                async with asyncio.timeout(self._patience):
                     await self._wake.wait()
             except TimeoutError:
-                self._tell_if_kept()
+                self._look()
             else:
                 self._wake.clear()
                 return
 
-    def _tell_if_kept(self) -> None:
-        if self.occupied and self.is_idle():
+    @property
+    def _patience(self) -> float | None:
+        if self._came != self._collected:
+            return OCCUPIED_COLLECT_SECONDS
+        return None if self._has_told else OCCUPIED_IDLE_SECONDS
+
+    def _look(self) -> None:
+        """Where the stage has nothing in hand, see whether it keeps anything, or only seems to."""
+        if not self.is_idle():
+            return
+        if self._came != self._collected:
+            self._collected = self._came
+            if self.occupied:
+                gc.collect()
+        elif self.occupied and not self._has_told:
             self._has_told = True
             get_logger().warning(
                 "stage_keeps_inputs",

@@ -28,7 +28,6 @@ from onepiece.codec import encode_control
 from onepiece.errors import NodeUnreachable, PayloadTooLarge
 from onepiece.limits import (
     CONSUMED_PER_MESSAGE_MAX,
-    EXPORTED_BYTES_MAX,
     REPORT_LINGER_SECONDS,
     REPORTS_QUEUED_MAX,
 )
@@ -36,6 +35,7 @@ from onepiece.log import get_logger
 from onepiece.messages import KIND_CONTROL, Consumed
 from onepiece.runtime.control_queue import ControlQueue, control_frame
 from onepiece.runtime.device_messages import DeviceWay
+from onepiece.runtime.link_opening import OpenLink, link_opener
 from onepiece.runtime.link_view import LinkView
 from onepiece.runtime.reports import Report, ReportQueue
 from transports import (
@@ -46,10 +46,8 @@ from transports import (
     MessageTooLarge,
     Options,
     Sender,
-    Terms,
     Transport,
     TransportError,
-    open_sender,
     transport_for,
 )
 from transports.operations import Content
@@ -62,8 +60,6 @@ TakenOutput = tuple[str, str, str]
 """UID, source and target."""
 Lost = Callable[[], Coroutine[Any, Any, None]]
 Taken = Callable[[], None]
-OpenLink = Callable[[str], AbstractAsyncContextManager[Sender]]
-"""Opens the way to an address; entering raises ``TransportError``."""
 
 
 class _Link:
@@ -466,6 +462,7 @@ async def open_outbox(
     options: Options,
     *,
     find_transport: Callable[[Address], Transport] = transport_for,
+    other_spellings: Sequence[str] = (),
     clock: Callable[[], float] = time.monotonic,
     rng: random.Random | None = None,
 ) -> AsyncIterator[Outbox]:
@@ -475,22 +472,18 @@ async def open_outbox(
         identity: This node's name on channels, asked for each time that a link is opened.
         options: Secret, bounds and certificates.
         find_transport: The transport for an address.
+        other_spellings: As ``link_opener`` takes it.
         clock: Monotonic seconds.
         rng: Draws the jitter of waits.
     """
-
-    def open_link(text: str) -> AbstractAsyncContextManager[Sender]:
-        address = Address.parse(text)
-        return open_sender(
-            address,
-            identity=identity(),
-            options=options,
-            terms=Terms(exported_bytes_max=EXPORTED_BYTES_MAX),
-            transport=find_transport(address),
-            clock=clock,
-            rng=rng,
-        )
-
+    open_link = link_opener(
+        identity,
+        options,
+        find_transport=find_transport,
+        other_spellings=other_spellings,
+        clock=clock,
+        rng=rng,
+    )
     async with asyncio.TaskGroup() as tasks:
         outbox = Outbox(open_link, tasks)
         try:

@@ -157,7 +157,7 @@ class StageActor:
             self.error = str(error)
             get_logger().error("actor_has_no_inbox", stage=self.stage.key, error=self.error)
             self._become(ActorState.FAILED)
-            await self._drain.wait()
+        await self._drain.wait()  # not where the error is at hand, whose frames keep the inbox's memory
 
     async def _live(self, inbox: Receiver) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -182,9 +182,16 @@ class TaskWorker:
     spec: StageSpec = field(init=False)
     """The stage's schema."""
 
+    _makes_tensors_on_gpu: bool = field(init=False)
+
     @spec.default
     def _spec(self) -> StageSpec:
         return self.stage.spec
+
+    @_makes_tensors_on_gpu.default
+    def _might_make_them(self) -> bool:
+        may_hold_torch = any(parameter.type.may_hold_torch for parameter in self.spec.parameters)
+        return may_hold_torch and torch_name(self.threads.name) != "cpu"
 
     async def execute(
         self,
@@ -238,8 +245,11 @@ class TaskWorker:
     async def _on_thread(
         self, stage_task: StageTask, context: RunningStage, package: Package[Shipment]
     ) -> Outcome[Shipment]:
-        """Small inputs are copied out here: two trips between threads instead of three."""
-        if stage_task.received_bytes <= _COPIED_HERE_BYTES_MAX:
+        """Small inputs are copied out here: two trips between threads instead of three.
+
+        But none for a GPU: a copy to it may wait for all that it has been given to do.
+        """
+        if stage_task.received_bytes <= _COPIED_HERE_BYTES_MAX and not self._makes_tensors_on_gpu:
             arguments = self._arguments_or_error(stage_task, context)
             stage_task.release()
             return await self.threads.run_stage(lambda: self._run(arguments, context, package))

@@ -2,11 +2,13 @@
 
 import concurrent.futures
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from onepiece.node.stopping import ONE_SIGNAL_SECONDS
 from stages.synthetic import CHAIN_STAGES, expected_digest
 from tests.acceptance.http_api import Api
 from tests.acceptance.node_set import STARVED_SECONDS, NodeProcess, NodeSet, eventually, open_set
@@ -121,6 +123,8 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
         uid = started(a_set.api(), "first", failure="block", failing_stage="first")
         worker.signal(signal.SIGTERM)
         eventually(lambda: "node_draining" in worker.log(), "it drains")
+        echo_until = time.monotonic() + ONE_SIGNAL_SECONDS
+        eventually(lambda: time.monotonic() > echo_until, "a time when it takes a signal for another one")
         stop(worker, expected=AT_ONCE)
         assert a_set.api().failed(uid)["error"] == "NodeLost"
 

@@ -2,9 +2,11 @@
 
 import ipaddress
 import json
+import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,6 +37,7 @@ def test_it_says_what_this_machine_has(capsys: pytest.CaptureFixture[str]) -> No
             assert finding["fix"], finding
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out
+    assert "see `onepiece doctor`" not in text
     assert all(f"{finding['subject']}: " in text for finding in findings)
 
 
@@ -71,6 +74,17 @@ def test_who_may_read_where_payloads_lie(
     assert "seccomp" in refused.fix
 
 
+@pytest.mark.parametrize("capabilities", [0, 1 << 14])
+def test_who_may_lock_memory(capabilities: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit binds those who lack the capability: root, as a rule, has it."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text(f"CapEff:\t{capabilities:016x}\n")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (8 << 20, 8 << 20))
+    found = by_subject(tmp_path)["locked memory"]
+    assert (found.state is State.THERE) is bool(capabilities)
+    assert bool(capabilities) is not ("limit 8 MiB" in found.text)
+
+
 def test_each_look_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one look stumbles over is said, and all others are there; a machine without /sys is named so."""
 
@@ -84,6 +98,27 @@ def test_each_look_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found = by_subject(tmp_path)
     assert "cannot be looked at: RuntimeError('a library that breaks')" in found["verbs library"].text
     assert {"system", "locked memory", "UCX", "GPU-direct"} <= found.keys()
+
+
+def test_shared_memory_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room is of no use there: a read-only mount is told, and what is to be done."""
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    assert "of them free" in by_subject(tmp_path)["shared memory"].text
+    found = os.statvfs(tmp_path)
+    read_only = SimpleNamespace(f_frsize=1 << 30, f_blocks=8, f_bavail=8, f_flag=found.f_flag | os.ST_RDONLY)
+    monkeypatch.setattr(os, "statvfs", lambda _: read_only)
+    told = by_subject(tmp_path)["shared memory"]
+    assert told.state is State.MISSING
+    assert "cannot be written to" in told.text
+    assert "remount,rw" in told.fix
+
+
+def test_a_wire_that_lacks_descriptors_says_how_to_get_some() -> None:
+    """What would help is what is missing."""
+    assert diagnosis._wire_fix("none: out of file descriptors: raise the limit (ulimit -n)").startswith(
+        "ulimit"
+    )
+    assert "UCX_TLS" in diagnosis._wire_fix("tcp (UCX finds no other)")
 
 
 def test_a_library_that_was_named_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -378,3 +378,11 @@ def test_a_value_of_another_type_is_refused() -> None:
         value_from_bytes(sent(np.ones(3)), type_spec(Size, "test"))
     with pytest.raises(CodecError, match="the str 'x' where Tensor is wanted"):
         value_from_bytes(sent("x"), TENSOR)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_by_name() -> None:
+    """One of the strided layout says so only if it is asked."""
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(CodecError, match=r"^x\[0\]: a nested tensor has no form on the wire"):
+        pack(None, {"x": [nested]})

@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 
-from onepiece import Gpu, StageContext, stage, workflow
+from onepiece import Gpu, StageContext, Tensor, stage, workflow
 from onepiece.codec import decode_control, encode_control
 from onepiece.coordination._state_records import ManagerCounters
 from onepiece.core import (
@@ -72,13 +72,13 @@ def test_a_workflow_becomes_what_the_manager_keeps() -> None:
 
 
 @stage(resources=Gpu(memory_gib=3), inbox="device")
-async def shout_from_device(ctx: StageContext[None], text: str) -> str:  # noqa: D103 - a stage of its test
-    return text
+async def shout_from_device(ctx: StageContext[None], sound: Tensor) -> str:  # noqa: D103 - a stage of its test
+    return f"{sound}"
 
 
 @workflow
-def shout_there(text: str) -> str:  # noqa: D103 - a workflow of its test
-    return shout_from_device(text)
+def shout_there(sound: Tensor) -> str:  # noqa: D103 - a workflow of its test
+    return shout_from_device(sound)
 
 
 def test_where_an_inbox_lies_is_kept_beside_what_a_stage_says_it_needs() -> None:

@@ -1,16 +1,20 @@
 """Nodes whose actors have their inboxes in the memory of a GPU, which is pretended."""
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from onepiece.core.inventory import ActorState
+from onepiece.node.actor_host import ActorHost
 from tests.node import gpu_stages
 from tests.node.gpu_set import GpuSet, gpu_set
 from tests.node.in_process import proxy_of, until_ready
 from tests.node.proxy_set import until
-from tests.runtime.pretended_gpu import CountingDriver, assert_given_back, pretended_gpu
+from tests.runtime.pretended_gpu import CountingDriver, pretended_gpu
+from tests.transports.fake_cuda import assert_given_back
 from transports import Address
 
 LENGTH = 300_000
@@ -74,6 +78,25 @@ async def test_what_a_dead_node_had_comes_again(driver: CountingDriver, tmp_path
         others = [node for name, node in a_set.nodes.items() if name != victim]
         assert sum(sum(node.env.counts.resent.values()) for node in others) >= 1
         await until(lambda: all(not node.env.retainer.keys() for node in others))
+
+
+async def test_a_crashed_actor_keeps_no_memory(
+    driver: CountingDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its report stays until the manager has had enough of it; its inbox's memory does not."""
+    monkeypatch.setattr(ActorHost, "_on_unassign", lambda *_: None)
+    async with gpu_set("shown_once", directory=tmp_path, workers=3) as a_set:
+        await ready(a_set)
+        before = len(a_set.spans_of_inboxes())
+        driver.fails = {"cuFlushGPUDirectRDMAWrites": 400}
+        running = asyncio.ensure_future(a_set.run("shown_once", seed=1, length=LENGTH))
+        await until(lambda: len(a_set.spans_of_inboxes()) < before)
+        driver.fails = {}
+        running.cancel()
+        await asyncio.wait([running])
+        await until(lambda: gc.collect() >= 0 and len(driver.memory) == len(a_set.spans_of_inboxes()))
+        reports = [report for node in a_set.nodes.values() if node.host for report in node.host.reports()]
+        assert [report.error for report in reports if report.state is ActorState.FAILED]
 
 
 async def test_a_stage_that_cannot_have_its_inbox_is_told(driver: CountingDriver, tmp_path: Path) -> None:

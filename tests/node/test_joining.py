@@ -4,12 +4,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from onepiece.errors import OnePieceError
 from onepiece.node.node import open_node, run_node
 from onepiece.node.options import NodeOptions
 from onepiece.node.stopping import StopSignal
-from tests.node.in_process import DEVICES, SEED_ROLES, proxy_of, until_ready
+from tests.node.in_process import DEVICES, SEED_ROLES, proxy_of, run, until_ready
 from transports import Address
 
 WORKER = frozenset({"worker"})
@@ -51,3 +52,19 @@ async def test_one_address_that_is_none_is_not_the_end(tmp_path: Path) -> None:
         async with open_node(NodeOptions(roles=WORKER, join=joining, devices=DEVICES), stop):
             await until_ready(proxy_of(first))
             assert stop.reason is None
+
+
+async def test_a_host_may_be_joined_by_any_of_its_names(tmp_path: Path) -> None:
+    """A name, or an option in the address: links to the manager do not end each other, none loses a word."""
+    seed = NodeOptions(roles=SEED_ROLES, workflows=("stages.echo:echo",), workers=1, state_dir=tmp_path)
+    async with open_node(seed, StopSignal()) as first:
+        address = evolve(Address.parse(first.address), host="localhost", options={"shm": "off"})
+        joining = NodeOptions(roles=WORKER, join=(address,), devices=DEVICES)
+        async with open_node(joining, StopSignal()) as worker:
+            await until_ready(proxy_of(first))
+            for text in ("a", "b", "c"):
+                assert await run(proxy_of(first), "echo", {"text": text}, 60) == f"{text.upper()}!"
+            await worker.env.outbox.flushed()
+            assert len(worker.env.outbox.links()) > 1
+            assert not first.env.inboxes.fenced["control"]
+            assert not worker.env.outbox.lost

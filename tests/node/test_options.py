@@ -1,5 +1,6 @@
 """What a node is told: by flag, variable or file, which wins, and what is said of nonsense."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from onepiece.core.move_board import StageLimits
 from onepiece.errors import ConfigError
 from onepiece.node import options as node_options
 from onepiece.node.options import NodeOptions, build_parser, read_options
+from transports import Address
 
 LOOPBACK: Mapping[str, str] = {}
 
@@ -102,6 +104,14 @@ def test_several_managers_to_join() -> None:
     assert [str(address) for address in found] == ["tcp://a:1", "tcp://b:2"]
     with pytest.raises(ConfigError, match="--join: 'tcp://a:1,b' is not usable"):
         read_options(["--join", "tcp://a:1,b"], {})
+
+
+@pytest.mark.parametrize("address", ["tcp://a", "ucx://a:0", "tcp://[::1]?shm=off"])
+def test_an_address_to_join_has_a_port(address: str) -> None:
+    """There is none that it could be by default: a node would try for ever."""
+    with pytest.raises(ConfigError, match=f"--join: .*{re.escape(address[:7])}.* names no port"):
+        read_options(["--join", f"tcp://b:1,{address}"], {})
+    assert read_options(["--listen", address, "--insecure", "yes"], {}).listen == Address.parse(address)
 
 
 def test_an_etcd_is_named_by_its_members() -> None:

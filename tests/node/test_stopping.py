@@ -1,12 +1,16 @@
 """What a stop does to a node that still starts, and to one that serves."""
 
 import asyncio
+import os
+import signal
+import threading
 
 import pytest
 from attrs import define, field
 
 from onepiece.errors import ConfigError
-from onepiece.node.stopping import StopSignal, unless_told
+from onepiece.node import stopping
+from onepiece.node.stopping import StopSignal, unless_told, watch_signals
 
 
 @define(eq=False)
@@ -63,3 +67,27 @@ async def test_what_a_start_raises_is_raised() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await unless_told(stop, fail())
     assert [str(error) for error in caught.value.exceptions] == ["no such workflow"]
+
+
+async def test_a_signal_that_comes_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it is sent to a node and to its group; one that comes later ends the node at once."""
+    started: list[threading.Timer] = []
+    monkeypatch.setattr(stopping, "ONE_SIGNAL_SECONDS", 60.0)
+
+    def note(watchdog: threading.Timer) -> None:
+        started.append(watchdog)  # and not more: it would end this process
+
+    monkeypatch.setattr(threading.Timer, "start", note)
+    stop = StopSignal()
+    with watch_signals(stop):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        await stop.drain.wait()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not stop.now.is_set()
+    monkeypatch.setattr(stopping, "ONE_SIGNAL_SECONDS", 0.0)
+    with watch_signals(stop):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.now.wait()
+    assert len(started) == 1

@@ -4,9 +4,7 @@ What a node does with them it does through the project's own device: names, cont
 torch could do is done here: an array over a span, its bytes, a copy on the device.
 """
 
-import gc
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -101,22 +99,13 @@ def pretended_gpu(driver: CountingDriver | None = None) -> Iterator[CountingDriv
     driver = driver or CountingDriver()
     library = _libcuda.Library(driver)
     library.call("cuInit", 0)
-    cuda.cuda_device.cache_clear()
+    cuda._DEVICES.clear()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(_libcuda, "load", return_value=library))
         for name, instead in _TORCH.items():
             stack.enter_context(mock.patch.object(_torch, name, instead))
         yield driver
-    cuda.cuda_device.cache_clear()
-
-
-def assert_given_back(driver: FakeDriver, seconds: float = 20.0) -> None:
-    """All memory of the device is given back, once the coroutines that have ended are gone as well."""
-    give_up_at = time.monotonic() + seconds
-    while driver.memory and time.monotonic() < give_up_at:
-        gc.collect()
-        time.sleep(0.01)
-    assert not driver.memory, f"{len(driver.memory)} pieces of the device's memory are in use"
+    cuda._DEVICES.clear()
 
 
 def _over_span(dtype: str, shape: tuple[int, ...], span: DeviceSpan, device: str) -> GpuArray:

@@ -3,11 +3,14 @@
 import asyncio
 import gc
 import re
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from attrs import define, evolve, field
+from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
 from onepiece import Gpu, StageContext, Tensor, _torch, at_most_once, stage, workflow
@@ -25,8 +28,9 @@ from onepiece.runtime.profiling import ProfileOptions, profile_workflow
 from onepiece.runtime.result_deliver import Letter, ResultDeliver
 from onepiece.runtime.result_targets import StageTarget
 from tests.runtime.actor_rig import ActorRig, actor_rig
-from tests.runtime.pretended_gpu import CountingDriver, GpuArray, assert_given_back, pretended_gpu
+from tests.runtime.pretended_gpu import CountingDriver, GpuArray, pretended_gpu
 from tests.runtime.rig import until
+from tests.transports.fake_cuda import assert_given_back
 from transports import Geometry, Receiver
 
 INBOX_BYTES = 1 << 16
@@ -124,6 +128,41 @@ async def test_room_is_given_back_when_the_device_is_done(driver: CountingDriver
         await until(lambda: depth(rigged) == 0)
 
 
+@stage(resources=Gpu())
+async def glance(ctx: StageContext[None], image: Tensor) -> str:
+    """The same from an inbox in the host's memory."""
+    return f"{len(image.content())}"
+
+
+@workflow
+def glancing(image: Tensor) -> str:
+    """One stage."""
+    return glance(image)
+
+
+@pytest.mark.parametrize("flow", [looking, glancing], ids=["device", "host"])
+@pytest.mark.parametrize("length", [8, 100_000], ids=["small", "large"])
+async def test_tensors_are_made_in_the_stages_thread(
+    flow: Any, length: int, driver: CountingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done on a GPU waits for the GPU: it never holds up the node's event loop."""
+    threads: list[str] = []
+
+    def noted(make: Any) -> Any:
+        def call(*arguments: Any, **more: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return make(*arguments, **more)
+
+        return call
+
+    for name in ("from_buffer", "over_span"):
+        monkeypatch.setattr(_torch, name, noted(getattr(_torch, name)))
+    async with actor_rig(flow, device="cuda:0", inbox_bytes=1 << 18) as rigged:
+        await rigged.submit("a", image=GpuArray.of(bytes(length)))
+        await rigged.outcome("a")
+    assert threads == ["stage-cuda:0"]
+
+
 async def test_what_an_actor_takes_of_its_device_is_told_with_its_inbox(
     driver: CountingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +210,7 @@ async def test_a_stage_that_keeps_inputs_is_told_of(
     driver: CountingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, in the log, when the stage has nothing else in hand."""
+    monkeypatch.setattr(inbox_rooms, "OCCUPIED_COLLECT_SECONDS", 0.01)
     monkeypatch.setattr(inbox_rooms, "OCCUPIED_IDLE_SECONDS", 0.01)
     with capture_logs() as logs:
         async with actor_rig(looking, device="cuda:0", inbox_bytes=INBOX_BYTES) as rigged:
@@ -183,6 +223,55 @@ async def test_a_stage_that_keeps_inputs_is_told_of(
     told = [each for each in logs if each["event"] == "stage_keeps_inputs"]
     assert [each["messages"] for each in told] == [1]
     assert told[0]["stage"].endswith(":look")
+
+
+def fail(image: GpuArray) -> str:
+    """Raise with an input in hand."""
+    raise ValueError(f"{image.dtype} is nothing to be looked at")
+
+
+@stage(resources=Gpu(), inbox="device")
+async def stumble(ctx: StageContext[None], image: Tensor, how: str) -> str:
+    """Fail in blocking work, or in one of several tasks, whose errors refer to themselves."""
+    if how == "run":
+        return await ctx.run(fail, image)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ctx.run(fail, image))
+    return ""
+
+
+@workflow
+def stumbling(image: Tensor, how: str) -> str:
+    """One stage that fails."""
+    return stumble(image, how)
+
+
+@pytest.fixture
+def no_garbage_is_found_by_chance() -> Iterator[None]:
+    """Whoever needs the garbage collector calls it."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_is_found_by_chance")
+@pytest.mark.parametrize(("how", "seconds"), [("run", 1e6), ("tasks", 0.01)])
+async def test_what_has_failed_keeps_no_room(
+    how: str,
+    seconds: float,
+    driver: CountingDriver,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error of blocking work lets go of it by itself; a circle is looked for when nothing is in hand."""
+    monkeypatch.setattr(inbox_rooms, "OCCUPIED_COLLECT_SECONDS", seconds)
+    with capture_logs() as logs:
+        async with actor_rig(stumbling, device="cuda:0", inbox_bytes=INBOX_BYTES) as rigged:
+            for number in range(5):  # more than the inbox holds
+                await rigged.submit(str(number), image=picture(number), how=how)
+                assert (await rigged.outcome(str(number)))["error"] == "StageFailed"
+            await until(lambda: depth(rigged) == 0)
+    assert not [each for each in logs if each["event"] == "stage_keeps_inputs"]
 
 
 async def test_what_a_stage_keeps_does_not_keep_the_actor(driver: CountingDriver) -> None:
@@ -323,6 +412,7 @@ async def test_an_inbox_that_cannot_be_there_is_nowhere(
         assert report.error is not None
         assert re.search(what, report.error), report.error
         assert report.address == ""
+        await until(lambda: gc.collect() >= 0 and not driver.memory)
         rigged.actor.drain()
         await rigged.running
 
@@ -334,12 +424,28 @@ async def test_an_inbox_that_cannot_be_there_is_nowhere(
         ({"inbox": "device", "resources": Gpu(), "isolation": "process"}, r"isolation='process'"),
         ({"inbox": "device", "resources": Gpu(count=2)}, r"on several devices"),
         ({"inbox": "gpu", "resources": Gpu()}, r"'host' and 'device' exist"),
+        ({"inbox": ["device"], "resources": Gpu()}, r"'host' and 'device' exist"),
     ],
 )
 def test_what_makes_no_sense_is_told_where_it_is_written(options: dict[str, Any], what: str) -> None:
     """A stage that could never have such an inbox is refused when its module is imported."""
     with pytest.raises(DefinitionError, match=what):
         _stage_with(options)
+
+
+def test_an_inbox_without_tensors_is_refused() -> None:
+    """Numbers, texts and numpy's arrays would go to the GPU only to be copied back; nested tensors do not."""
+    make: Any = stage(resources=Gpu(), inbox="device")
+
+    async def plain(ctx: StageContext[None], number: int, array: NDArray[np.float32], text: str) -> str:
+        return ""
+
+    async def nested(ctx: StageContext[None], number: int, values: dict[str, list[Tensor] | None]) -> str:
+        return ""
+
+    with pytest.raises(DefinitionError, match=r"plain: inbox='device' with no parameter that can be a torch"):
+        make(plain)
+    assert make(nested).spec.inbox is InboxMemory.DEVICE
 
 
 def _stage_with(options: dict[str, Any]) -> None:

@@ -68,6 +68,7 @@ def test_messages_come_out_as_they_went_in(seed: int, text_bytes: int) -> None:
     assert (attempt, was_lost) == (7, seed % 2 == 0)
     assert len(message) == packed.length
     assert bytes(message.to_host()) == b"".join(packed.parts)
+    assert not message.to_host().readonly, "a tensor is made of it without another copy"
     unpacked = unpack(message, StageInput)
     assert unpacked.header == HEADER
     assert not isinstance(unpacked.values["data"].buffer, memoryview), "it lies on the device"

@@ -18,6 +18,7 @@ from onepiece.messages import KIND_CONTROL, KIND_STAGE_INPUT, Consumed
 from onepiece.runtime.outbox import Outbox, open_outbox
 from tests.runtime.rig import until
 from transports import Address, Geometry, Listener, Options, Receiver, Sender, open_receiver, transport_for
+from transports.fences import REFUSED
 
 _HOUSES = count()
 RING = Geometry(slot_count=16, payload_bytes=1 << 16, session_count=8)
@@ -172,6 +173,43 @@ async def test_nobody_there_is_an_error_of_the_sender() -> None:
         async with peer.ring():
             await send(outbox, peer, b"x")
             await until(lambda: peer.came)
+
+
+@pytest.mark.parametrize(
+    "address", ["pigeon://loft:1/control", "tcp://127.0.0.1:1?shm=perhaps/control", "tcp://[::1/control", "?"]
+)
+async def test_an_address_that_means_nothing_here_is_one_that_nobody_answers_at(address: str) -> None:
+    """Another node chose it, and may have transports that this one has not: no reason for this one to end."""
+    async with pair() as (outbox, peer), peer.ring():
+        outbox.post(address, consumed(1))
+        with pytest.raises(NodeUnreachable):
+            await outbox.send(address, [b"x"], kind=KIND_STAGE_INPUT)
+        await until(lambda: not outbox._links)
+        assert outbox.lost["peer_lost"] == 1
+        await send(outbox, peer, b"x")
+        await until(lambda: peer.came)
+
+
+async def test_two_spellings_of_an_address_do_not_end_each_other() -> None:
+    """As where a node joins a host by its name, whose other messages go to the number that it is known by."""
+    address = Address.parse(f"local://outbox-{next(_HOUSES)}")
+    spelled = f"{address}/%72ing"
+    async with (
+        transport_for(address).listen(address, Options()) as listener,
+        open_outbox(lambda: "me.1", Options(), other_spellings=[spelled]) as outbox,
+        asyncio.TaskGroup() as tasks,
+    ):
+        peer = Peer(listener, tasks)
+        async with peer.ring() as receiver:
+            for number in range(0, 10, 2):
+                outbox.post(spelled, consumed(number))
+                outbox.post(peer.address, consumed(number + 1))
+                await outbox.flushed()
+            assert sorted(map(repr, peer.messages)) == [repr(consumed(number)) for number in range(10)]
+            assert not outbox.lost
+            assert not receiver.fenced
+            receiver.refuse("me.1")
+            await until(lambda: receiver.fenced[REFUSED] == 2)
 
 
 async def test_control_messages_share_a_ring_message_and_keep_their_order() -> None:

@@ -6,10 +6,12 @@ when the stream is waited for and not before, so whoever forgets to wait sees th
 """
 
 import ctypes
+import gc
 import mmap
 import os
 import re
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +28,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 CUresult cuCtxPushCurrent_v2(CUcontext ctx)
 CUresult cuCtxPopCurrent_v2(CUcontext *pctx)
 CUresult cuCtxSynchronize(void)
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 CUresult cuStreamCreate(CUstream *phStream, unsigned int Flags)
 CUresult cuStreamSynchronize(CUstream hStream)
 CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
@@ -58,6 +61,8 @@ _ERRORS = {
     101: ("CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"),
     201: ("CUDA_ERROR_INVALID_CONTEXT", "invalid device context"),
     400: ("CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"),
+    900: ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"),
+    700: ("CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"),
     801: ("CUDA_ERROR_NOT_SUPPORTED", "operation not supported"),
 }
 _PAGE = 4096
@@ -83,6 +88,15 @@ def _put(address: int, kind: Any, value: int) -> None:
     kind.from_address(address).value = value
 
 
+def assert_given_back(driver: "FakeDriver", seconds: float = 20.0) -> None:
+    """All memory of the devices is given back, which takes a thread, once nobody refers to it any more."""
+    give_up_at = time.monotonic() + seconds
+    while driver.memory and time.monotonic() < give_up_at:
+        gc.collect()
+        time.sleep(0.01)
+    assert not driver.memory, f"{len(driver.memory)} pieces of the device's memory are in use"
+
+
 class FakeDriver:
     """Two devices, each with its attributes; an attribute of this object is a C function, as in a library.
 
@@ -90,6 +104,7 @@ class FakeDriver:
         attributes: Of all devices, by number; what is left out is 0.
         memory_bytes: Of each device.
         without: Functions that an older driver would not have.
+        newest_attribute: The last one that it knows; it refuses to be asked for later ones.
     """
 
     def __init__(
@@ -98,6 +113,7 @@ class FakeDriver:
         *,
         memory_bytes: int = 64 << 20,
         without: tuple[str, ...] = (),
+        newest_attribute: int = 124,
     ) -> None:
         self.attributes = {116: 1, 117: 1, 118: 0, 124: 1} if attributes is None else attributes
         self.memory: dict[int, bytearray | mmap.mmap] = {}
@@ -106,9 +122,15 @@ class FakeDriver:
         self.flushes: list[tuple[int, int]] = []
         self.synchronised: list[int | None] = []
         self.exported: list[tuple[int, int]] = []
+        self.is_recording = False
+        """Some thread records a graph, which others spoil by what they do."""
+        self.spoilt = 0
+        """How often they have."""
+        self._modes: dict[int, int] = defaultdict(int)
         self.fails: dict[str, int] = {}
         """Errors that functions are to return."""
         self._memory_bytes = memory_bytes
+        self._newest_attribute = newest_attribute
         self._is_ready = False
         self._contexts: dict[int, list[int]] = defaultdict(list)
         self._streams = {0: 0, 1: 0, 2: 0}
@@ -172,6 +194,8 @@ class FakeDriver:
     def _cuDeviceGetAttribute(self, into: int, attribute: int, device: int) -> int:  # noqa: N802 - the driver's
         if device not in {10, 11}:
             return 101
+        if attribute > self._newest_attribute:
+            return 1
         _put(into, ctypes.c_int32, self.attributes.get(attribute, 0))
         return 0
 
@@ -204,9 +228,22 @@ class FakeDriver:
         _put(into, ctypes.c_uint64, self.stack.pop())
         return 0
 
+    def _cuThreadExchangeStreamCaptureMode(self, mode: int) -> int:  # noqa: N802 - named as the driver's
+        thread, given = threading.get_ident(), ctypes.c_int32.from_address(mode)
+        self._modes[thread], given.value = given.value, self._modes[thread]
+        return 0
+
+    def _spoils(self) -> bool:
+        """What is done now in this thread spoils a graph that another one records."""
+        self.spoilt += self.is_recording and not self._modes[threading.get_ident()]
+        return self.is_recording and not self._modes[threading.get_ident()]
+
     def _cuCtxSynchronize(self) -> int:  # noqa: N802 - named as the driver's
         if self._device is None:
             return 201
+        if self.is_recording:
+            self.spoilt += 1
+            return 900
         self.synchronised.append(None)
         return 0
 
@@ -238,6 +275,8 @@ class FakeDriver:
     def _cuMemAlloc(self, into: int, size: int) -> int:  # noqa: N802 - named as the driver's
         if self._device is None:
             return 201
+        if self._spoils():
+            return 900
         if size == 0:
             return 1
         if sum(map(len, self.memory.values())) + size > self._memory_bytes:
@@ -251,6 +290,8 @@ class FakeDriver:
     def _cuMemFree(self, address: int) -> int:  # noqa: N802 - named as the driver's
         if self._device is None:
             return 201
+        if self._spoils():
+            return 900
         return 0 if self.memory.pop(address, None) is not None else 1
 
     def find(self, address: int, length: int) -> memoryview | None:

@@ -16,7 +16,7 @@ from transports import process_memory, shm_link
 from transports.address import Address
 from transports.channel import open_receiver, open_sender
 from transports.operations import Bytes
-from transports.process_memory import SPANS_MAX, OtherMemory, Spans, address_of
+from transports.process_memory import SPANS_MAX, OtherMemory, Place, Spans, address_of
 from transports.receiver import Receiver
 from transports.ring import Geometry
 from transports.ring.layout import hash_payload
@@ -97,7 +97,7 @@ async def test_what_spans_say_is_read_one_behind_the_other(
     whole = b"".join(pieces)
     spans = Spans(pieces)
     into = bytearray(len(whole))
-    computed = await here().fetch(spans.address, spans.count, memoryview(into))
+    computed = await here().fetch(spans.place, memoryview(into))
     assert bytes(into) == whole
     assert computed == hash_payload((whole,))
 
@@ -107,15 +107,35 @@ async def test_spans_that_are_not_what_was_offered_are_an_error() -> None:
     spans = Spans([b"a" * 100, b"b" * 100])
     for room in (0, 100, 199, 201):
         with pytest.raises(OSError, match=f"do not hold {room} bytes"):
-            await here().fetch(spans.address, spans.count, memoryview(bytearray(room)))
-    table = (ctypes.c_uint64 * (2 * SPANS_MAX + 2))()
-    with pytest.raises(OSError, match="do not hold"):
-        await here().fetch(ctypes.addressof(table), SPANS_MAX + 1, memoryview(bytearray(0)))
+            await here().fetch(spans.place, memoryview(bytearray(room)))
+    table = (ctypes.c_uint64 * (2 * SPANS_MAX + 4))()
+    many = Place(ctypes.addressof(table), SPANS_MAX + 1, 0)
+    with pytest.raises(OSError, match=f"{SPANS_MAX} are allowed"):
+        await here().fetch(many, memoryview(bytearray(0)))
     with pytest.raises(OSError, match=r"Bad address|could be read"):
-        await here().fetch(16, 1, memoryview(bytearray(100)))
+        await here().fetch(Place(16, 1, 0), memoryview(bytearray(100)))
 
 
 # Channels.
+
+
+async def test_what_was_given_up_is_not_read() -> None:
+    """Neither behind the end of a loan, though its bytes may still lie there, nor where it ends meanwhile."""
+    spans, memory = Spans([b"a" * 100]), here()
+    into = memoryview(bytearray(100))
+    await memory.fetch(spans.place, into)
+    read_into = memory._read_into
+
+    def read_and_give_up(into: memoryview, places: Sequence[tuple[int, int]]) -> None:
+        read_into(into, places)
+        if len(into) == 100:
+            spans.end()
+
+    memory._read_into = read_and_give_up  # type: ignore[assignment]  # ends the loan behind the bytes
+    with pytest.raises(OSError, match="not lent any more"):
+        await memory.fetch(spans.place, into)
+    with pytest.raises(OSError, match="not lent any more"):
+        await memory.fetch(spans.place, into)
 
 
 async def test_large_messages_are_read_where_they_lie() -> None:
@@ -135,6 +155,14 @@ async def test_large_messages_are_read_where_they_lie() -> None:
         assert ends.receiver.pulled_bytes == 0
         await ends.sender.drained()
         assert ends.sender.lent_bytes == 0
+
+
+async def test_the_first_message_may_be_one_that_no_ring_holds() -> None:
+    """It gets its session the memory as one that is written does: the next ones are read where they lie."""
+    async with joined(is_asked=False) as ends:
+        content = os.urandom(RING_BYTES + 1)
+        assert await ends.pass_through([content]) == content
+        assert ends.sender.wire == READ_WIRE
 
 
 async def test_small_messages_lie_in_the_ring() -> None:
@@ -196,15 +224,15 @@ async def test_what_is_changed_while_it_is_lent_is_not_delivered(monkeypatch: py
         body = bytearray(os.urandom(LENGTH))
         fetch, is_first = OtherMemory.fetch, True
 
-        async def torn(memory: OtherMemory, address: int, count: int, into: memoryview) -> int:
+        async def torn(memory: OtherMemory, place: Place, into: memoryview) -> int:
             nonlocal is_first
             if is_first:
                 is_first, body[7] = False, body[7] ^ 1
                 try:
-                    return await fetch(memory, address, count, into)
+                    return await fetch(memory, place, into)
                 finally:
                     body[7] ^= 1
-            return await fetch(memory, address, count, into)
+            return await fetch(memory, place, into)
 
         monkeypatch.setattr(OtherMemory, "fetch", torn)
         session = ends.sender._session

@@ -1,6 +1,7 @@
 """Memory shared within a host: who gets it, in which order bytes land, and peers that break rules."""
 
 import asyncio
+import errno
 import gc
 import os
 import resource
@@ -121,6 +122,27 @@ async def test_what_is_lent_is_bounded(
         assert memory.capabilities.wire == "tcp"
         await memory.close()
     assert "above the bound" in caplog.text
+
+
+def test_where_memory_is_counted_strictly_all_is_taken_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """What there is no memory for is known before anybody touches it, which would end the process."""
+    size_bytes = 1 << 20
+    strict = tmp_path / "overcommit_memory"
+    monkeypatch.setattr(shared_memory, "_OVERCOMMIT", strict)
+    for text, taken_bytes in (("0\n", 0), ("2\n", size_bytes)):
+        strict.write_text(text)
+        memory = shared_memory.new_memory(size_bytes)
+        assert isinstance(memory, LentMemory)
+        assert os.fstat(memory.descriptor).st_blocks * 512 == taken_bytes
+
+    def none_left(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "no pages")
+
+    monkeypatch.setattr(os, "posix_fallocate", none_left)
+    assert not isinstance(shared_memory.new_memory(size_bytes), LentMemory)
+    assert "no pages" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["tcp://h:1?smh=off", "tcp://h:1?shm=maybe", "tcp://h:1?shm=off&require=x"])

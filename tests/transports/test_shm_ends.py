@@ -4,12 +4,14 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
-from tests.transports.shm_parts import LARGE, connect_over_tcp, hold_on, linked, region, write
+from tests.transports.shm_parts import LARGE, SECRET, connect_over_tcp, hold_on, linked, region, write
 from transports import shared_memory
 from transports import tcp_frames as frames
 from transports.channel import open_sender
@@ -17,7 +19,10 @@ from transports.errors import (
     PeerLost,
     SessionFenced,
 )
+from transports.memory import RemoteMemory
+from transports.shm_producer import SharingMemory
 from transports.tcp_frames import Kind
+from transports.tcp_wire import SocketWire
 from transports.testing import until
 from transports.testing.setting import Stage, raised
 
@@ -38,6 +43,27 @@ async def test_a_fence_that_is_heard_disturbs_nobody() -> None:
         assert await bystander.fetch_and_add(0, 1) == 0
         await memory.close()
         await bystander.close()
+
+
+async def test_what_a_forked_child_keeps_is_no_session() -> None:
+    """A child has copies of its parent's sockets: the end of the parent is heard, and costs nobody."""
+    async with region(options=evolve(SECRET, silence_seconds=1000.0)) as stage:
+        memory, bystander = await stage.connect(), await stage.connect()
+        copies = [os.dup(linked(memory)._lifeline.fileno()), os.dup(_socket_of(memory).fileno())]
+        view = stage.region.view
+        await memory.close()
+        await until(lambda: stage.diary.lost == [memory.session], "the end of the parent's session")
+        assert stage.region.view is view
+        assert await bystander.fetch_and_add(0, 1) == 0
+        await bystander.close()
+        for copy in copies:
+            os.close(copy)
+
+
+def _socket_of(memory: RemoteMemory) -> socket.socket:
+    assert isinstance(memory, SharingMemory)
+    assert isinstance(memory.wire, SocketWire)
+    return memory.wire._socket
 
 
 async def test_a_fence_that_is_not_heard_takes_the_memory_away(monkeypatch: pytest.MonkeyPatch) -> None:

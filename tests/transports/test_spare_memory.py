@@ -28,7 +28,7 @@ def test_it_comes_back_with_the_last_view() -> None:
 
 
 def test_what_may_still_be_written_to_does_not_come_back() -> None:
-    """A pull that was given up may go on filling it."""
+    """A pull that was given up may go on filling it (fault 48)."""
     spare = SpareMemory(4 * MIB)
     taken = spare.take(MIB)
     taken.never_again()

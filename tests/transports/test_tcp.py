@@ -101,6 +101,7 @@ async def still_serves(stage: Stage) -> None:
     [
         (b"GET / HTTP/1.1\r\nHost: 127.0.0.1:7070\r\nAccept: */*\r\n\r\n", "b'GET / HTTP"),
         (bytes(200), "no OnePiece node"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), "the peer encrypts"),
         (b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\n\r\n", "serves HTTP"),
         (frames.frame(Kind.HELLO, body=1 << 50), "at most"),
         (frames.frame(Kind.HELLO, body=3) + b"abc", "does not speak"),
@@ -352,19 +353,21 @@ async def test_encrypted_session_works() -> None:
         await memory.close()
 
 
-async def test_without_certificate_nobody_enters() -> None:
-    """Who has no certificate of the authority, or does not encrypt at all, gets no session."""
+async def test_without_certificate_nobody_enters(caplog: pytest.LogCaptureFixture) -> None:
+    """Who has no certificate of the authority, or does not encrypt at all, gets no session; both hear why."""
     async with staged(setting(certified(presents=True))) as stage:
         for options in (certified(presents=False), Options()):
             work = TcpTransport().connect(stage.region.address, b"", options)
             await raised(ConnectFailed, work)
         assert stage.diary.hellos == []
+        assert "reset ()" not in caplog.text
         memory = await stage.connect()
         await memory.flush()
         await memory.close()
     async with staged(setting(Options())) as stage:
         work = TcpTransport().connect(stage.region.address, b"", certified(presents=True))
-        await raised(ConnectFailed, work)
+        assert "do both sides have certificates" in str(await raised(ConnectFailed, work))
+        assert "the peer encrypts" in caplog.text
 
 
 async def test_unusable_certificates_are_named() -> None:

@@ -4,17 +4,18 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, nullcontext
+from typing import Any
 
 import pytest
 from attrs import evolve
 
 from tests.transports.libucp_at_hand import needs_libucp
 from tests.transports.ucx_pretence import CUDA, HOST, Pretence, PretendedDevice, garbage
-from transports import ucx_devices
+from transports import ucx_devices, ucx_link
 from transports._libucp import UcpError, load
 from transports.address import Address
 from transports.channel import Leniency, Receiver, Sender, open_receiver, open_sender
-from transports.device_memory import MARGIN_BYTES, DeviceError
+from transports.device_memory import MARGIN_BYTES, DeviceError, DeviceSpan
 from transports.errors import (
     ChannelClosed,
     ConnectFailed,
@@ -237,6 +238,16 @@ def test_libucp_says_what_memory_it_handles() -> None:
 
 
 @needs_libucp
+async def test_what_no_sender_could_reach_is_refused(pretence: Pretence) -> None:
+    """An address that asks for tcp has no inbox on a device: it would open, and refuse every sender."""
+    here = Address.parse("ucx://127.0.0.1:0?require=tcp")
+    async with UcxTransport().listen(here, SECRET) as listener:
+        with pytest.raises(DeviceUnreachable, match=r"nothing gets there over tcp.*leave out require=tcp"):
+            async with open_receiver(listener, "inbox", GEOMETRY, memory=pretence.device):
+                raise AssertionError("it was opened")
+
+
+@needs_libucp
 async def test_a_libucp_without_cuda_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither an inbox on a device nor bytes of one are taken, with the library's name and what it lacks."""
     device = PretendedDevice()
@@ -247,6 +258,7 @@ async def test_a_libucp_without_cuda_says_what_to_install(monkeypatch: pytest.Mo
             async with open_receiver(listener, "inbox", GEOMETRY, memory=device):
                 raise AssertionError("it was opened")
     gc.collect()
+    await asyncio.sleep(0)  # the loop lets go of what was awaited last
     assert device.allocations == 0
     ucx_devices.memory_types.cache_clear()
 
@@ -291,6 +303,10 @@ class _Recorder:
     def put(self, data: bytes, *_: object) -> None:
         self.puts.append(bytes(data))
 
+    def put_span(self, span: DeviceSpan, *_: object) -> None:
+        with span.device.current():
+            self.puts.append(span.to_host())
+
     def flush(self, done: Callable[[int], None]) -> bool:
         self.flushes.append(done)
         return False
@@ -310,7 +326,7 @@ class _Recorder:
     close = release
 
 
-def _link(failures: list[UcpError]) -> tuple[Link, _Recorder]:
+def _link(failures: list[Any]) -> tuple[Link, _Recorder]:
     recorder = _Recorder()
     beside = OfferBeside(0, 4096, 4096, b"p" * 16, b"k")
     offer = Offer(0, b"k", b"d" * 16, b"w", beside)
@@ -364,6 +380,48 @@ def test_devices_that_cannot_show_what_was_put_are_refused() -> None:
 
     with pytest.raises(DeviceError, match="orders nothing"):
         ucx_devices.MappedDevice(Blind().allocate(64))
+
+
+class _Fails(FakeDevice):
+    """A CUDA device that nothing can be done with any more, once ``left`` calls have been made."""
+
+    kind = "cuda"
+    left = 0
+
+    def current(self) -> nullcontext[None]:
+        """Its context cannot be made current."""
+        if not self.left:
+            raise DeviceError("cuda:0 has fallen off the bus")
+        self.left -= 1
+        return nullcontext()
+
+
+def test_a_sender_whose_device_fails_puts_no_seal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session ends with the driver's reason, and what was to follow the payload never leaves."""
+    monkeypatch.setattr(ucx_link, "type_of", lambda *_: CUDA)
+    failures: list[UcpError | DeviceError] = []
+    link, wire = _link(failures)
+    link.put(Put(0, (_Fails().allocate(64).span(0, 64),)), lambda: None)
+    link.put(Put(64, (b"seal",)), lambda: None)
+    link.write(Chain((Write(0, (b"commit",)),)), lambda: None)
+    assert [str(each) for each in failures] == ["cuda:0 has fallen off the bus"]
+    assert (wire.puts, wire.rung) == ([], 0)
+
+
+@needs_libucp
+@pytest.mark.parametrize("left", [0, 1], ids=["before", "on the way"])
+async def test_a_sender_whose_device_fails_is_told(left: int, pretence: Pretence) -> None:
+    """Nothing goes from there in any session, so ``send`` says it; other senders notice nothing."""
+    device = _Fails()
+    device.left = left
+    async with inbox(pretence) as receiver, open_sender(receiver.address, "b", options=SECRET) as other:
+        async with open_sender(receiver.address, "a", options=SECRET) as sender:
+            told = await raised(DeviceUnreachable, sender.send(device.allocate(64).span(0, 64)))
+            assert "bytes on fake:0 cannot be sent over UCX: cuda:0 has fallen off the bus" in str(told)
+            if not left:
+                assert await sender.send(b"plain") == 0
+                receiver.release(await receiver.receive())
+        assert await other.send(b"plain") == 0
 
 
 @needs_libucp

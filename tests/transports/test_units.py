@@ -143,8 +143,10 @@ async def test_no_memory_for_a_region_is_an_error_of_transports(text: str) -> No
 def test_loopback_is_known() -> None:
     """Only addresses that no other machine can reach count as loopback."""
     near = ["local://x", "tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1", "tcp://127.9.9.9:1"]
+    near += ["tcp://[0:0::1]:1", "tcp://[::ffff:127.0.0.1]:1"]
     assert all(Address.parse(text).is_loopback for text in near)
-    assert not any(Address.parse(text).is_loopback for text in ("tcp://0.0.0.0:1", "tcp://10.0.0.1:1"))
+    far = ["tcp://0.0.0.0:1", "tcp://10.0.0.1:1", "tcp://127.example.org:1", "tcp://127.0.0.1.example.org:1"]
+    assert not any(Address.parse(text).is_loopback for text in far)
 
 
 def test_built_in_transports_are_found() -> None:

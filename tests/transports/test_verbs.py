@@ -123,8 +123,9 @@ def test_options_that_mean_nothing_are_refused(query: str) -> None:
     """A misspelt option is not taken for none, wherever it stands."""
     with pytest.raises(AddressError, match=query.partition("=")[0]):
         wanted(query)
-    with pytest.raises(AddressError):
+    with pytest.raises(AddressError, match="ONEPIECE_VERBS") as caught:
         Wanted.of(HERE, query)
+    assert str(HERE) not in str(caught.value), "it is not the address that is wrong"
 
 
 def test_the_kernels_tables_are_read(tmp_path: Path) -> None:

@@ -48,6 +48,13 @@ class _Refuses(_Region):
         raise _AdapterError("Failed to register a dma-buf MR. Errno: 95, Operation not supported")
 
 
+class _Old(_Region):
+    """A pyverbs that wants an object of its own where later ones take a descriptor."""
+
+    def __init__(self, *_arguments: object, dmabuf: int) -> None:
+        raise TypeError("Argument 'dmabuf' has incorrect type (expected pyverbs.dmabuf.DmaBuf, got int)")
+
+
 class _Gpu(FakeDevice):
     """A device that can be registered, in ways that a test takes away."""
 
@@ -102,14 +109,16 @@ def test_a_dmabuf_goes_first(domain: Domain, for_peers: bool, access: int) -> No
     assert device.allocations == 0
 
 
-@pytest.mark.parametrize("lacking", ["device", "adapter"])
+@pytest.mark.parametrize("lacking", ["device", "adapter", "old pyverbs", "older pyverbs"])
 def test_its_own_address_goes_second(domain: Domain, lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where device or adapter knows no dmabuf, the device's own address is registered; none stays open."""
+    """Where one of them knows no dmabuf, the device's own address is registered; none stays open."""
     device = _Gpu()
     if lacking == "device":
         device.lacks = {"dmabuf"}
+    elif lacking == "older pyverbs":
+        monkeypatch.delattr(_pyverbs.load().mr, "DmaBufMR")
     else:
-        monkeypatch.setattr(_pyverbs.load().mr, "DmaBufMR", _Refuses)
+        monkeypatch.setattr(_pyverbs.load().mr, "DmaBufMR", _Refuses if lacking == "adapter" else _Old)
     memory = device.allocate(4096)
     registered = RegisteredDevice(domain, memory, for_peers=True)
     (region,) = _Region.made

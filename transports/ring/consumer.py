@@ -172,15 +172,16 @@ class Consumer:
         return max(0, self.geometry.granule_count - used) * GRANULE_BYTES
 
     def next_deadline(self) -> float | None:
-        """When ``poll`` must be called even if nothing is notified.
-
-        It must also be called after ``close_session``: a slot whose producer is gone needs no lease.
-        """
+        """When to ``poll`` though nobody notifies; also after ``close_session``: who is gone has no lease."""
         return self._deadline
 
     def session_of(self, identity: str) -> int | None:
         """The open session of ``identity``: fence and close it before another one is opened."""
         return self._table.session_of(identity)
+
+    def sessions_below(self, identity: str) -> tuple[int, ...]:
+        """The open sessions of ``identity``, and of those whose names go on behind it with a slash."""
+        return self._table.sessions_below(identity)
 
     def open_session(self, identity: str) -> tuple[int, int]:
         """Give ``identity`` a session; returns its number and how many messages were handed over so far.

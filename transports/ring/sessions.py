@@ -72,6 +72,14 @@ class SessionTable:
         known = self.identities.get(name)
         return known.session if known else None
 
+    def sessions_below(self, name: str) -> tuple[int, ...]:
+        """The open sessions of an identity, and of those whose names go on behind it with a slash."""
+        return tuple(
+            number
+            for number, session in self.sessions.items()
+            if session.open and f"{session.identity.name}/".startswith(f"{name}/")
+        )
+
     def open_numbers(self) -> tuple[int, ...]:
         """The numbers of all open sessions."""
         return tuple(number for number, session in self.sessions.items() if session.open)

@@ -65,6 +65,10 @@ class ForwardingMemory(RemoteMemory):
             await self.post(guarded.chain)
         return found
 
+    async def prepare_export(self, length: int) -> None:
+        """Make ready for an export."""
+        await self._inner.prepare_export(length)
+
     def export(self, buffers: Sequence[Bytes]) -> bytes:
         """Let the owner pull bytes."""
         return self._inner.export(buffers)
