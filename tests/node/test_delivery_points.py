@@ -45,13 +45,12 @@ class Case:
 
     @property
     def lease_seconds(self) -> float:
-        """Longer where the sender alone finds the loss, after the two seconds of its patience.
+        """Longer where the sender may find that its message is lost, after the two seconds of its patience.
 
         Were the receiver declared dead in the same moment, sender and owner would both have the message sent
         again, perhaps to two actors.
         """
-        lost_with_its_ring = self.dies == "receiver" and self.moment not in {"taken", "running"}
-        return LEASE_SECONDS + 1.5 if lost_with_its_ring else LEASE_SECONDS
+        return LEASE_SECONDS + 1.5 if self.dies == "receiver" else LEASE_SECONDS
 
     def __str__(self) -> str:
         hop = f"{self.source} to {self.target.removeprefix('@')}"
