@@ -139,6 +139,7 @@ def _also(setting: Setting) -> str:
         f"{setting.cuts} cut": setting.cuts,
         f"{setting.damages} damage{'s' if setting.damages > 1 else ''}": setting.damages,
         "guarded": setting.guarded,
+        "claims": setting.claims,
         "hashes": setting.hashes,
         "torn reads": setting.torn_reads,
         "torn loads": setting.torn_loads,

@@ -14,6 +14,7 @@ from transports import operations
 from transports.operations import (
     Bytes,
     Chain,
+    Claim,
     CompareAndSwap,
     Fence,
     Guarded,
@@ -189,6 +190,13 @@ class Swap:
 
 
 @frozen
+class Reserve:
+    """``Claim``."""
+
+    length: int
+
+
+@frozen
 class Post:
     """``Chain``."""
 
@@ -223,7 +231,7 @@ class Lend:
     """A producer lends its next message."""
 
 
-Step: TypeAlias = Fetch | Swap | Post | Put | Revoke | Take | Lend
+Step: TypeAlias = Fetch | Swap | Reserve | Post | Put | Revoke | Take | Lend
 
 
 def as_step(operation: Operation, cells: Cells) -> Step:
@@ -235,6 +243,8 @@ def as_step(operation: Operation, cells: Cells) -> Step:
             return _as_swap(operation, (), cells)
         case Guarded(swap, chain):
             return _as_swap(swap, chain.writes, cells)
+        case Claim(length):
+            return Reserve(length)
         case Chain(writes):
             return Post(tuple(cells.group(write) for write in writes))
         case operations.Put(offset, buffers):

@@ -13,7 +13,7 @@ one fault:
 A producer whose session was fenced or cut and that is alive opens another one under its identity
 and sends again what the consumer has not had.
 
-The model is pessimistic where the contract says nothing: a swap or a read overtakes the writes that
+The model is pessimistic where the contract says nothing: a swap, a claim or a read overtakes the writes that
 were posted before it, the pieces of one write land in any order, and a producer's steps are not
 bounded in time. It is exact in what the contract promises: writes of a session land in their order,
 and nothing lands behind a fence. Where the payload ring lies apart (``apart``), writes into it keep their
@@ -41,6 +41,7 @@ from simulations.ring_cells import (
     Piece,
     Post,
     Put,
+    Reserve,
     Revoke,
     Swap,
     Take,
@@ -331,6 +332,8 @@ class RingModel(PullingWorld):
             yield ("read", producer), self._with_producer(state, producer, after.number)
         elif isinstance(step, Swap):
             yield from self._swap(state, producer, local, step)
+        elif isinstance(step, Reserve):
+            yield from self._claim(state, producer, local, step)
         elif isinstance(step, Lend):
             yield ("lend", producer), self._lend(state, producer, local)
         if local.books.lent and not local.outcomes and local.half is None:
@@ -359,6 +362,32 @@ class RingModel(PullingWorld):
         if found != swap.expected:
             yield ("lose", producer), self._with_producer(state, producer, after.number)
             return
+        yield from self._won(state, producer, local, swap, after)
+
+    def _claim(self, state: State, producer: int, local: LocalProducer, step: Reserve) -> Iterator[Move]:
+        memory = self.memories.values[state[0]]
+        claimed, _ = self.executed(memory, local.books.session, step.length)
+        now = self._now(self.ghosts.values[state[4]]) + claimed.taken * self._tick
+        after = self.producers[producer].after(local, claimed, now)
+        if claimed.taken:
+            yield from self._won(state, producer, local, self.as_swap(state, local, step), after)
+        else:
+            yield ("refused", producer), self._with_producer(state, producer, after.number)
+
+    def as_swap(self, state: State, local: LocalProducer, step: Swap | Reserve) -> Swap:
+        """The swap that a claim in this state is, if it takes place."""
+        if isinstance(step, Swap):
+            return step
+        memory = self.memories.values[state[0]]
+        _, tail = self.executed(memory, local.books.session, step.length)
+        return Swap(memory[TAIL_CELL], tail, self._now(self.ghosts.values[state[4]]), ())
+
+    def _won(
+        self, state: State, producer: int, local: LocalProducer, swap: Swap, after: LocalProducer
+    ) -> Iterator[Move]:
+        """The tail is replaced; what is posted behind it goes with it."""
+        programs = self.producers[producer]
+        memory, ghost = self.memories.values[state[0]], self.ghosts.values[state[4]]
         reservation = self._reservation(swap, local)
         if any(entry.cells & reservation.cells for entry in ghost.live):
             yield (
@@ -388,12 +417,12 @@ class RingModel(PullingWorld):
 
     def _reservation(self, swap: Swap, local: LocalProducer) -> Live:
         _, sequence, _ = unpack_position(self.cells.word(swap.expected))
-        session, _, end = unpack_position(self.cells.word(swap.desired))
+        _, _, end = unpack_position(self.cells.word(swap.desired))
         slot = self.cells.first_slot + sequence % self.setting.slots * 2
         cells = 1 << slot | 1 << slot + 1
         for back in range(1, local.granules + 1):
             cells |= 1 << self.cells.first_granule + (end - back) % self.setting.granules
-        return Live(sequence, session, cells)
+        return Live(sequence, local.books.session, cells)
 
     def _posted(self, queues: int, session: int, groups: tuple[Group, ...]) -> int:
         before = self.queues.values[queues]

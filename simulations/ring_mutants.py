@@ -1,4 +1,4 @@
-"""Nineteen ways to build the ring wrongly, each of which the explorer must find.
+"""Twenty-three ways to build the ring wrongly, each of which the explorer must find.
 
 A mutant is the product's producer or consumer with one thing taken away or turned round, in the
 smallest setting in which that shows. The product has no switch for any of this.
@@ -16,8 +16,8 @@ from simulations.ring_consumer import BlindConsumer, ModelConsumer
 from simulations.ring_exports import EarlyExports
 from simulations.ring_producer import BlindProducer, ModelProducer
 from simulations.ring_state import Setting
-from transports.operations import Bytes, Carry, Chain, Program, Put, Write
-from transports.ring import Delivery
+from transports.operations import Bytes, Carry, Chain, Claimed, Program, Put, Write
+from transports.ring import Claims, Delivery
 from transports.ring.consumer import Passed
 from transports.ring.layout import GRANULE_BYTES, Slot
 from transports.ring.offers import Offer
@@ -169,6 +169,45 @@ class DropsWhatCannotBePulled(ModelConsumer):
         yield from ()
 
 
+class Gullible(BlindProducer):
+    """Takes the owner's word for it that what it has claimed is its own."""
+
+    def _taken(self, claimed: Claimed, length: int) -> int:
+        reserved = self._geometry.reserve(claimed.tail, claimed.tail, length, self._session)
+        assert reserved is not None, "an empty ring holds any message"
+        return reserved
+
+
+class ClaimsWithoutRoom(Claims):
+    """Gives whoever claims what is next, whether it is free or not."""
+
+    def _reserve(self, tail: int, head: int, length: int, session: int) -> int | None:
+        return super()._reserve(tail, tail, length, session)
+
+
+class ClaimsWithTheFirstHead(Claims):
+    """Computes with the head as it was in the beginning."""
+
+    def _reserve(self, tail: int, head: int, length: int, session: int) -> int | None:
+        return super()._reserve(tail, 0, length, session)
+
+
+class ClaimsForAnother(Claims):
+    """Lets a claim name the session for which it is."""
+
+    def _reserve(self, tail: int, head: int, length: int, session: int) -> int | None:
+        return super()._reserve(tail, head, length, 3 - session)
+
+
+class WritesWhereItLooked(BlindProducer):
+    """Writes where its own snapshot says, though the claim found the tail elsewhere."""
+
+    def _claim(self, length: int, now: float, *, wait: bool) -> Program[tuple[int, int]]:
+        before = self._tail
+        _, reserved = yield from super()._claim(length, now, wait=wait)
+        return before, reserved
+
+
 @frozen
 class Mutant:
     """One wrong ring, and where its fault shows."""
@@ -228,6 +267,29 @@ MUTANTS: Final = (
         Setting(_TWO, suspicions=1, retires=True, retired_writes_land=True),
     ),
     Mutant("a region is retired without hashes", Setting(_TWO, suspicions=1, retires=True)),
+    Mutant(
+        "a claim without the space check",
+        Setting(((1, 1), (1, 1)), claims=True, claimant=ClaimsWithoutRoom, producer=Gullible),
+    ),
+    Mutant(
+        "a claim with the head of the beginning",
+        Setting(
+            ((1, 1, 1), (1, 1, 1)),
+            granules=4,
+            moduli=_WRAPPING,
+            claims=True,
+            claimant=ClaimsWithTheFirstHead,
+            producer=Gullible,
+        ),
+    ),
+    Mutant(
+        "a claim that names its session",
+        Setting(_TWO, suspicions=1, claims=True, claimant=ClaimsForAnother, producer=Gullible),
+    ),
+    Mutant(
+        "a claim's answer is not looked at",
+        Setting(((1,), (1, 1)), slots=3, claims=True, producer=WritesWhereItLooked),
+    ),
 )
 
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)

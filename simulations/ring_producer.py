@@ -29,6 +29,7 @@ class ProducerBooks(NamedTuple):
     usable_until: float
     next_number: int
     lent: tuple[Lent, ...] = ()
+    claims_due: int = 0
 
 
 class ModelProducer(Producer):
@@ -36,6 +37,8 @@ class ModelProducer(Producer):
 
     hash_after_post_bytes = 1
     """Payload and slot are posted apart: one more place in which to die."""
+    quiet_claims = 1
+    """Back to swaps as soon as may be: more ways to go, in fewer states."""
     lent: tuple[Lent, ...] = ()
     """What this session lends."""
 
@@ -47,7 +50,13 @@ class ModelProducer(Producer):
         """Everything on which ``send`` depends between two programs."""
         assert not self.in_doubt
         return ProducerBooks(
-            self._session, self._tail, self._head, self._usable_until, self.next_number, self.lent
+            self._session,
+            self._tail,
+            self._head,
+            self._usable_until,
+            self.next_number,
+            self.lent,
+            self._claims_due,
         )
 
     def load(self, books: ProducerBooks) -> None:
@@ -57,6 +66,7 @@ class ModelProducer(Producer):
         self._usable_until = books.usable_until
         self.next_number = books.next_number
         self.lent = books.lent
+        self._claims_due = books.claims_due
 
 
 class BlindProducer(ModelProducer):

@@ -23,6 +23,7 @@ from transports.operations import (
     EXPIRED,
     Bytes,
     Chain,
+    Claim,
     CompareAndSwap,
     Fence,
     Guarded,
@@ -34,7 +35,7 @@ from transports.operations import (
     Read,
     Store,
 )
-from transports.ring import Consumer, Delivery, Geometry, Producer, SessionsExhausted
+from transports.ring import Claims, Consumer, Delivery, Geometry, Producer, SessionsExhausted
 from transports.ring.consumer import Passed
 from transports.ring.invariants import broken
 from transports.ring.layout import GRANULE_BITS, HEAD_OFFSET, TAIL_OFFSET, WORD, hash_payload
@@ -75,6 +76,8 @@ class Drawn:
     crash: float
     pulled: float
     """The share of messages that are pulled."""
+    claims: bool
+    """The owner executes claims."""
 
 
 def draw(seed: int) -> Drawn:
@@ -97,6 +100,7 @@ def draw(seed: int) -> Drawn:
         cut=rng.choice((0.0, 0.002, 0.02)),
         crash=rng.choice((0.0, 0.0005)),
         pulled=rng.choice((0.0, 0.3)),
+        claims=rng.random() < 0.5,
     )
 
 
@@ -275,6 +279,7 @@ def _reconnect(world: World, sender: Sender) -> None:
         first_number=first_number,
         lease_seconds=float(world.drawn.lease_steps),
         guarded_bytes_max=1000 if world.drawn.guarded else 0,
+        claims=world.drawn.claims,
     )
     sender.producer.hash_after_post_bytes = 100
 
@@ -345,6 +350,8 @@ def _carry_out(world: World, sender: Sender, operation: Operation) -> Any:
             if found == swap.expected:
                 _post(world, sender.wire, chain)
             return found
+        case Claim(length):
+            return Claims(world.consumer.geometry)(world.memory, sender.session, length)
         case Chain():
             return _post(world, sender.wire, operation)
         case Pause():

@@ -12,6 +12,7 @@ from attrs import frozen
 from simulations.ring_cells import Group
 from simulations.ring_consumer import BlindConsumer, ModelConsumer
 from simulations.ring_producer import BlindProducer, ModelProducer
+from transports.ring import Claims
 from transports.ring.offers import Exports
 
 NAMES: Final = "ABC"
@@ -35,6 +36,8 @@ class Setting:
     """Connections lost by a producer that is alive."""
     damages: int = 0
     guarded: bool = False
+    claims: bool = False
+    """The owner executes claims."""
     hashes: bool = False
     """Without them the order of the writes alone must keep the promises."""
     deaths_noticed: bool = False
@@ -61,6 +64,7 @@ class Setting:
     apart: bool = False
     """The payload ring is in another memory than the slots: what lands in one has no order with what lands in
     the other. A message has one granule more, for its seal."""
+    claimant: type[Claims] = Claims
     exports: type[Exports] = Exports
     producer: type[ModelProducer] = BlindProducer
     consumer: type[ModelConsumer] = BlindConsumer

@@ -3,7 +3,7 @@
 from typing import Final
 
 from simulations.explore import Finding, Step
-from simulations.ring_cells import HEAD_CELL, TAIL_CELL, Fetch, Put, Revoke, Swap
+from simulations.ring_cells import HEAD_CELL, TAIL_CELL, Fetch, Put, Reserve, Revoke, Swap
 from simulations.ring_consumer import LocalConsumer, Poll, Release
 from simulations.ring_model import RingModel
 from simulations.ring_state import NAMES
@@ -46,7 +46,7 @@ def _sentence(model: RingModel, step: Step) -> str:
 
 
 _PRODUCER: Final = frozenset(
-    {"crash", "read", "read-tail", "read-head", "expire", "lose", "win", "win-crash", "reconnect"}
+    {"crash", "read", "read-tail", "read-head", "expire", "lose", "win", "win-crash", "refused", "reconnect"}
 )
 
 
@@ -65,19 +65,23 @@ def _producer_sentence(model: RingModel, step: Step, kind: str, producer: int) -
             return f"{name}'s snapshot is too old to be used: it will read again."
         case "lose":
             return f"{name} loses the swap: the tail has moved."
+        case "refused":
+            return f"{name} claims; there is no room."
         case "reconnect":
             return f"{name} learns that its session is gone, and opens a new one."
         case _:
             number = model.everybody.values[step.before[2]][producer]
             local = model.producers[producer].all[number]
-            assert isinstance(local.step, Swap)
-            _, sequence, _ = unpack_position(model.cells.word(local.step.expected))
-            _, _, end = unpack_position(model.cells.word(local.step.desired))
+            assert isinstance(local.step, Swap | Reserve)
+            swap = model.as_swap(step.before, local, local.step)
+            _, sequence, _ = unpack_position(model.cells.word(swap.expected))
+            _, _, end = unpack_position(model.cells.word(swap.desired))
             granules = [str((end - back) % model.setting.granules) for back in range(local.granules, 0, -1)]
             message = f"{name}.{local.books.next_number}"
             reserved = f"slot {sequence % model.setting.slots}, {_counted('payload granule', granules)}"
             end_of_it = ", and dies before all is posted" if kind == "win-crash" else ""
-            return f"{name} wins the swap for {message}: {reserved}{end_of_it}."
+            how = "wins the swap for" if isinstance(local.step, Swap) else "claims room for"
+            return f"{name} {how} {message}: {reserved}{end_of_it}."
 
 
 def _counted(noun: str, items: list[str]) -> str:

@@ -4,7 +4,9 @@ from typing import TypeVar
 
 from simulations.ring_cells import (
     GENERATION,
+    HEAD_CELL,
     LEASE_SECONDS,
+    TAIL_CELL,
     Cells,
     Piece,
     SmallCounters,
@@ -26,7 +28,8 @@ from simulations.ring_state import (
     Table,
     Violation,
 )
-from transports.ring.layout import GRANULE_BYTES
+from transports.operations import Claimed
+from transports.ring.layout import GRANULE_BYTES, HEAD_OFFSET, TAIL_OFFSET, WORD
 
 
 class RingWorld:
@@ -48,6 +51,7 @@ class RingWorld:
         self.queues: Table[tuple[Queue, ...]] = Table()
         self.ghosts: Table[Ghost] = Table()
         self._judge = Judge(setting, self.cells)
+        self._claimant = setting.claimant(geometry)
         pulled_bytes_max = setting.held_pulled * GRANULE_BYTES if self._pulls else 0
         self.consumer = ConsumerPrograms(lambda: setting.consumer(geometry, pulled_bytes_max), self.cells)
         self.producers = [
@@ -70,7 +74,19 @@ class RingWorld:
             first_number=first_number,
             lease_seconds=LEASE_SECONDS,
             guarded_bytes_max=1 << 20 if self.setting.guarded else 0,
+            claims=self.setting.claims,
         )
+
+    def executed(self, memory: Memory, session: int, length: int) -> tuple[Claimed, int]:
+        """What the product's claimant answers, and the tail that it leaves.
+
+        The session's own word is not among what the model's producers depend on, and left out.
+        """
+        region = bytearray(self.geometry.slots_start)
+        for offset, cell in ((TAIL_OFFSET, TAIL_CELL), (HEAD_OFFSET, HEAD_CELL)):
+            WORD.pack_into(region, offset, self.cells.word(memory[cell]))
+        claimed = self._claimant(region, session, length)
+        return claimed, self.cells.number(region[TAIL_OFFSET : TAIL_OFFSET + WORD.size])
 
     def _put(self, memory: Memory, piece: Piece) -> int:
         cell, number = piece

@@ -10,7 +10,17 @@ from simulations.sim_network import Network, Wire
 from simulations.sim_region import SimSession
 from transports.errors import ChannelClosed, TransportError
 from transports.memory import Accepted, Atomics, Capabilities, RemoteMemory
-from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired, Guarded, Write
+from transports.operations import (
+    EXPIRED,
+    Bytes,
+    Chain,
+    Claim,
+    Claimed,
+    CompareAndSwap,
+    Expired,
+    Guarded,
+    Write,
+)
 from transports.sessions import Ending
 
 _PULL_SHARE: Final = 2**-15
@@ -62,6 +72,7 @@ class SimMemory(RemoteMemory):
             one_sided=weather.one_sided,
             fences_sessions=True,
             guarded_bytes_max=weather.guarded_bytes_max,
+            claims=not weather.one_sided and self._far.region.hooks.claimant is not None,
             zero_copy_send=True,
             pull_share=_PULL_SHARE if weather.one_sided else 1.0,
         )
@@ -97,6 +108,18 @@ class SimMemory(RemoteMemory):
     def _swap(self, swap: CompareAndSwap) -> int:
         self._far.look()
         return self._far.region.memory.compare_and_swap(swap.offset, swap.expected, swap.desired)
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Have the owner reserve."""
+
+        def reserve() -> Claimed:
+            self._far.look()
+            region = self._far.region
+            assert region.hooks.claimant is not None, "capabilities say that there are claims"
+            return region.hooks.claimant(region.memory.view, self._far.number, claim.length)
+
+        claimed: Claimed = await self._ask(reserve)
+        return claimed
 
     async def fetch_and_add(self, offset: int, addend: int) -> int:
         """Add to a word, modulo 2**64; the word found."""

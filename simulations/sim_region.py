@@ -9,7 +9,7 @@ from simulations.loop import Process
 from simulations.sim_network import Network, Wire
 from transports.address import Address
 from transports.errors import ExportGone, PeerLost, ProtocolError, SessionFenced, TransportError
-from transports.memory import Accept, Region
+from transports.memory import Accept, Claimant, Region
 from transports.region_memory import RegionMemory
 
 
@@ -21,6 +21,7 @@ class Hooks:
     on_notify: Callable[[], None]
     on_session_lost: Callable[[int], None]
     on_closed: Callable[[], object]
+    claimant: Claimant | None
 
 
 class SimSession:

@@ -34,6 +34,7 @@ from transports.errors import (
 from transports.memory import (
     Accept,
     Accepted,
+    Claimant,
     Keeper,
     Listener,
     Options,
@@ -143,12 +144,13 @@ class SimListener(Listener):
         on_session_lost: Callable[[int], None],
         device: DeviceMemory | None = None,
         keeper: Keeper | None = None,
+        claimant: Claimant | None = None,
     ) -> Region:
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         assert device is None, "no node has an inbox in a device's memory"
         if name in self._regions:
             raise ValueError(f"{self._address.region(name)} serves a region of this name already")
-        hooks = Hooks(accept, on_notify, on_session_lost, lambda: self._regions.pop(name))
+        hooks = Hooks(accept, on_notify, on_session_lost, lambda: self._regions.pop(name), claimant)
         region = self._regions[name] = SimRegion(
             self._network, self._process, self._address.region(name), size_bytes, hooks
         )

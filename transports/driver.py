@@ -16,6 +16,7 @@ from transports.operations import (
     Bytes,
     Carry,
     Chain,
+    Claim,
     CompareAndSwap,
     Fence,
     FetchAndAdd,
@@ -56,8 +57,8 @@ async def run(program: Program[_Result], memory: RemoteMemory, *, wait: Waiter) 
     """Run a producer's program over ``memory``.
 
     Args:
-        program: Yields ``Read``, ``CompareAndSwap``, ``FetchAndAdd``, ``Chain``, ``Put``, ``Guarded`` and
-            ``Pause``.
+        program: Yields ``Read``, ``CompareAndSwap``, ``FetchAndAdd``, ``Claim``, ``Chain``, ``Put``,
+            ``Guarded`` and ``Pause``.
         memory: The session that carries them out.
         wait: Carries out pauses.
 
@@ -94,6 +95,8 @@ async def _carry_out(operation: Operation, memory: RemoteMemory, wait: Waiter) -
             return None
         case CompareAndSwap():
             return await memory.compare_and_swap(operation)
+        case Claim():
+            return await memory.claim(operation)
         case Read(offset, length):
             return await memory.read(offset, length)
         case FetchAndAdd(offset, addend):

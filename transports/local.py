@@ -38,6 +38,7 @@ from transports.memory import (
     Accepted,
     Atomics,
     Capabilities,
+    Claimant,
     Keeper,
     Listener,
     Options,
@@ -45,7 +46,7 @@ from transports.memory import (
     RemoteMemory,
     Transport,
 )
-from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired, Guarded, Put
+from transports.operations import EXPIRED, Bytes, Chain, Claim, Claimed, CompareAndSwap, Expired, Guarded, Put
 from transports.region_memory import RegionMemory, wanted_for
 from transports.sessions import Ending
 
@@ -135,6 +136,7 @@ class LocalListener(Listener):
         on_session_lost: Callable[[int], None],
         device: DeviceMemory | None = None,
         keeper: Keeper | None = None,
+        claimant: Claimant | None = None,
     ) -> Region:
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         if name in self._regions:
@@ -150,6 +152,7 @@ class LocalListener(Listener):
             on_session_lost=on_session_lost,
             on_closed=lambda: self._regions.pop(name),
             device=device,
+            claimant=claimant,
         )
         self._regions[name] = region
         return region
@@ -222,9 +225,11 @@ class LocalRegion(Region):
         on_session_lost: Callable[[int], None],
         on_closed: Callable[[], object],
         device: DeviceMemory | None = None,
+        claimant: Claimant | None = None,
     ) -> None:
         self.memory = memory
         self.device = device
+        self.claimant = claimant
         self._address = address
         self._hooks = _Hooks(accept, on_notify, on_session_lost, on_closed)
         self._sessions: dict[int, _Session] = {}
@@ -310,8 +315,8 @@ class LocalMemory(RemoteMemory):
     @property
     def capabilities(self) -> Capabilities:
         """Everything that memory of one process allows."""
-        device = self._region.device
-        return _CAPABILITIES if device is None else evolve(_CAPABILITIES, device_bytes=device.size_bytes)
+        device, claims = self._region.device, self._region.claimant is not None
+        return evolve(_CAPABILITIES, claims=claims, device_bytes=0 if device is None else device.size_bytes)
 
     @property
     def session(self) -> int:
@@ -337,6 +342,16 @@ class LocalMemory(RemoteMemory):
         self._session.ending.check()
         self._session.nudged.clear()
         return self._swap(swap)
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Reserve, at once."""
+        self._session.ending.check()
+        self._session.nudged.clear()
+        assert self._region.claimant is not None, "capabilities say that there are claims"
+        try:
+            return self._region.claimant(self._memory.view, self.session, claim.length)
+        except ProtocolError as error:
+            raise self._break(error) from None
 
     async def fetch_and_add(self, offset: int, addend: int) -> int:
         """Add to a word, modulo 2**64; the word found."""

@@ -28,7 +28,7 @@ from attrs import field, frozen
 from transports.address import Address
 from transports.device_memory import Device, DeviceError, DeviceMemory
 from transports.errors import DeviceUnreachable, ExportGone
-from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded, Put
+from transports.operations import Bytes, Chain, Claim, Claimed, CompareAndSwap, Expired, Guarded, Put
 
 
 class Atomics(enum.Enum):
@@ -51,6 +51,8 @@ class Capabilities:
     """One session can be revoked alone; otherwise the whole region is retired."""
     guarded_bytes_max: int = 0
     """Largest chain that may ride behind a swap in one ``Guarded``; 0: not supported."""
+    claims: bool = False
+    """The owner executes a whole reservation (``RemoteMemory.claim``)."""
     zero_copy_send: bool = True
     """Buffers are handed to the wire without being joined or copied in user space."""
     pull_share: float = 0.0
@@ -93,6 +95,14 @@ Accept: TypeAlias = Callable[[bytes], Awaitable[Accepted]]
 It may wait, because an earlier session of the same producer has to be fenced first. If the producer
 is gone when the answer comes, ``on_session_lost`` follows for the session it names. Between the answer
 and the moment from which ``fence`` knows the session the transport must not suspend.
+"""
+
+
+Claimant: TypeAlias = Callable[[memoryview, int, int], Claimed]
+"""Executes a ``Claim`` in a region's memory: the region's view, the session's number, the length asked for.
+
+Called on the event loop, for a session that is open. The length comes from outside. Raises ``ProtocolError``,
+and nothing has changed, if there can be no such reservation.
 """
 
 
@@ -181,6 +191,12 @@ class RemoteMemory(ABC):
     @abstractmethod
     async def close(self) -> None:
         """End the session; idempotent. What was posted may or may not land."""
+
+    # Only where ``Capabilities.claims``.
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Have the owner reserve; the outcome counts as a look at the region (``wait_notified``)."""
+        raise AssertionError(f"{type(self).__name__} declares no claims")
 
     # Only where ``Capabilities.device_bytes`` is not 0.
 
@@ -286,8 +302,12 @@ class Listener(ABC):
         on_session_lost: Callable[[int], None],
         device: DeviceMemory | None = None,
         keeper: Keeper | None = None,
+        claimant: Claimant | None = None,
     ) -> Region:
         """Serve ``size_bytes`` of zeroed memory under ``name``.
+
+        ``claimant`` executes claims. A transport whose atomics are the adapter's asks it for none: there the
+        owner's processor must not change the tail.
 
         ``device`` is memory of a device beside it, into which producers may put. A transport takes it only if
         adapters or the device itself write there. Where it cannot revoke one session alone it asks

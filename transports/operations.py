@@ -11,6 +11,7 @@ operation      meaning                                      outcome
 Read           fetch bytes of the peer's region             bytes-like
 CompareAndSwap swap a word of the peer's region             the word found; ``EXPIRED`` if too late
 FetchAndAdd    add to a word of the peer's region           the word found
+Claim          have the peer's owner reserve                ``Claimed``
 Chain          post writes in order, do not wait            None, when posted
 Put            post bytes into the peer's device memory     None, when posted
 Guarded        swap, and only if it took place the chain    the word found; ``EXPIRED`` if too late
@@ -168,6 +169,29 @@ class Guarded:
 
 
 @frozen
+class Claim:
+    """Have the region's owner reserve ``length`` bytes of payload for this session, in one step.
+
+    To everybody else it is a ``Read`` of tail and head and a ``CompareAndSwap`` of the tail with nothing in
+    between, so no other producer can win in between. Only where the owner's processor executes the operations
+    anyway (``Capabilities.claims``).
+    """
+
+    length: int
+
+
+@frozen
+class Claimed:
+    """What the owner found, and whether there was room: then the tail has been replaced."""
+
+    tail: int
+    head: int
+    delivered: int
+    """The session's own word."""
+    taken: bool
+
+
+@frozen
 class Load:
     """Look at ``length`` bytes at ``offset`` of the own region; the view may change under the reader."""
 
@@ -239,6 +263,7 @@ Operation: TypeAlias = (
     Read
     | CompareAndSwap
     | FetchAndAdd
+    | Claim
     | Chain
     | Put
     | Guarded

@@ -35,8 +35,8 @@ from transports.operations import Bytes, Pull
 from transports.patient_consumer import HashElsewhere, PatientConsumer
 from transports.pulled_messages import Pulls
 from transports.refusals import Refusals
+from transports.ring import Claims, Geometry
 from transports.ring import Delivery as RingDelivery
-from transports.ring import Geometry
 from transports.ring.layout import GENERATION_MAX
 from transports.spare_memory import SpareMemory
 
@@ -256,6 +256,7 @@ class Receiver:
                 on_session_lost=self._lost,
                 device=self._beside,
                 keeper=self._device_ring,
+                claimant=Claims(self._geometry),
             )
             run_on_region(self._consumer.initialise(), self._region.view)
 

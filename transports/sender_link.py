@@ -175,6 +175,7 @@ class Link:
                 first_number=welcome.first_number,
                 lease_seconds=welcome.lease_seconds,
                 guarded_bytes_max=memory.capabilities.guarded_bytes_max,
+                claims=memory.capabilities.claims,
             )
         except BaseException:
             await memory.close()

@@ -27,7 +27,17 @@ from transports import tcp_frames as frames
 from transports.address import Address
 from transports.errors import ConnectFailed, PeerLost, ProtocolError, SessionFenced
 from transports.memory import Options
-from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired, Guarded, Write
+from transports.operations import (
+    EXPIRED,
+    Bytes,
+    Chain,
+    Claim,
+    Claimed,
+    CompareAndSwap,
+    Expired,
+    Guarded,
+    Write,
+)
 from transports.process_memory import SPANS_MAX, Spans, located, parse_located
 from transports.region_memory import check_span
 from transports.shared_memory import Bypass
@@ -129,6 +139,13 @@ class SharingMemory(TcpMemory):
         if found is not EXPIRED:
             self._carried_out = max(self._carried_out, posted)
         return found
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Have the owner reserve."""
+        posted = self._posted
+        claimed = await super().claim(claim)
+        self._carried_out = max(self._carried_out, posted)
+        return claimed
 
     async def fetch_and_add(self, offset: int, addend: int) -> int:
         """Add to a word: by the owner."""

@@ -34,7 +34,7 @@ from transports.errors import (
     OperationTimeout,
     UnknownRegion,
 )
-from transports.memory import Accept, Keeper, Listener, Options, Region, RemoteMemory, Transport
+from transports.memory import Accept, Claimant, Keeper, Listener, Options, Region, RemoteMemory, Transport
 from transports.region_memory import RegionMemory, wanted_for
 from transports.shared_memory import Bypass, new_memory
 from transports.shm_lender import Lender
@@ -175,6 +175,7 @@ class TcpListener(Listener):
         on_session_lost: Callable[[int], None],
         device: DeviceMemory | None = None,
         keeper: Keeper | None = None,
+        claimant: Claimant | None = None,
     ) -> Region:
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         if name in self._regions:
@@ -191,6 +192,7 @@ class TcpListener(Listener):
             on_notify=on_notify,
             on_session_lost=on_session_lost,
             on_closed=lambda: self._regions.pop(name),
+            claimant=claimant,
         )
         self._regions[name] = region
         return region

@@ -4,7 +4,8 @@ One header for all, then a body::
 
      0  u8   kind
      1  u8   flags      NOTIFY: wake the owner; SECRET: this side has a cluster secret;
-                        LENDS: the owner has memory that processes of its host can map
+                        LENDS: the owner has memory that processes of its host can map;
+                        CLAIMS: the owner executes claims; TAKEN: the claim took place
      2  u16  writes     of a guarded chain
      4  u32  tag        answers carry the tag of their question
      8  u64  body       bytes that follow the header
@@ -24,6 +25,7 @@ WRITE      prod.   offset                                     the bytes, receive
 READ       prod.   offset            length
 SWAP       prod.   offset            expected      desired
 ADD        prod.   offset            addend
+CLAIM      prod.   length
 GUARDED    prod.   offset            expected      desired    writes x (u64 offset, u64 length), bytes
 GUARD      prod.   offset            expected      desired    the same without bytes: WRITEs follow
 FLUSH      prod.
@@ -35,6 +37,7 @@ PULLED     prod.                                              the bytes, receive
 GONE       prod.
 WORD       owner   the word found    nudges
 DATA       owner                     nudges                   the bytes
+CLAIMED    owner   the tail found    nudges        the head   u64 delivered
 NUDGE      owner                     nudges
 ATTACHED   owner   memory's address  key length    device     16 B doorbell, key, what is about a device
                                                    length     (none: 0 B), worker's address;
@@ -43,6 +46,9 @@ PULL       owner   export            offset        length
 ENDED      owner   reason's code                              reason (UTF-8)
 BEAT       both
 =========  ======  ================  ============  =========  ======================================
+
+An owner whose WELCOME has no CLAIMS is asked for none: it ends a session that sends a CLAIM. A CLAIM is for
+the session of its connection.
 
 Operations of one connection are carried out in the order of their frames. Every length is checked
 against the bound of its kind before anything is stored; what a bound does not allow, and what is
@@ -67,19 +73,8 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from transports.errors import (
-    AuthenticationFailed,
-    HandshakeRefused,
-    HttpAnswered,
-    IdentityRefused,
-    LayoutMismatch,
-    PeerLost,
-    ProtocolError,
-    SessionFenced,
-    TransportError,
-    UnknownRegion,
-)
-from transports.operations import Bytes, Chain, Guarded, Write
+from transports.errors import HttpAnswered, LayoutMismatch, ProtocolError
+from transports.operations import Bytes, Chain, Claimed, Guarded, Write
 
 WIRE_VERSION: Final = 2
 MAGIC: Final = int.from_bytes(b"1PC-TCP\n", "little")
@@ -104,11 +99,14 @@ PULLS_OPEN_MAX: Final = 4
 NOTIFY: Final = 1
 SECRET: Final = 2
 LENDS: Final = 4
+CLAIMS: Final = 8
+TAKEN: Final = 16
 
 _HEADER: Final = struct.Struct("<BBHIQQQQ")
 _PLACE: Final = struct.Struct("<QQ")
 _NAME: Final = struct.Struct("<H")
 _KEY: Final = struct.Struct("<QQ")
+_WORD: Final = struct.Struct("<Q")
 EXPORT_KEY_BYTES: Final = _KEY.size
 HEADER_BYTES: Final = _HEADER.size
 
@@ -137,12 +135,14 @@ class Kind(enum.IntEnum):
     LANDED = 26
     PULLED = 27
     GONE = 28
+    CLAIM = 29
     WORD = 32
     DATA = 33
     NUDGE = 34
     ENDED = 35
     ATTACHED = 36
     PULL = 37
+    CLAIMED = 38
     BEAT = 48
 
 
@@ -173,6 +173,7 @@ OWNER_EXPECTS_OPERATIONS: Final[Bounds] = {
     Kind.READ: 0,
     Kind.SWAP: 0,
     Kind.ADD: 0,
+    Kind.CLAIM: 0,
     Kind.GUARDED: GUARDED_FRAME_BYTES_MAX + _TABLE_BYTES_MAX,
     Kind.GUARD: _TABLE_BYTES_MAX,
     Kind.FLUSH: 0,
@@ -192,6 +193,7 @@ PRODUCER_EXPECTS_WELCOME: Final[Bounds] = {
 PRODUCER_EXPECTS_ANSWERS: Final[Bounds] = {
     Kind.WORD: 0,
     Kind.DATA: READ_BYTES_MAX,
+    Kind.CLAIMED: _WORD.size,
     Kind.NUDGE: 0,
     Kind.PULL: 0,
     Kind.ENDED: REASON_BYTES_MAX,
@@ -367,6 +369,28 @@ def guarded_frames(tag: int, guarded: Guarded) -> list[Bytes]:
     return [header + table, *chain_frames(chain)]
 
 
+def claimed_frame(tag: int, claimed: Claimed, nudges: int) -> bytes:
+    """The answer to a CLAIM, whole."""
+    header = frame(
+        Kind.CLAIMED,
+        flags=TAKEN if claimed.taken else 0,
+        tag=tag,
+        body=_WORD.size,
+        a=claimed.tail,
+        b=nudges,
+        c=claimed.head,
+    )
+    return header + _WORD.pack(claimed.delivered)
+
+
+def parse_claimed(header: Header, body: memoryview) -> Claimed:
+    """Read ``claimed_frame``; raises ``ProtocolError``."""
+    if len(body) != _WORD.size:
+        raise ProtocolError(f"the answer to a claim has a body of {len(body)} bytes")
+    (delivered,) = _WORD.unpack(body)
+    return Claimed(header.a, header.c, delivered, taken=bool(header.flags & TAKEN))
+
+
 def parse_places(writes: int, body: memoryview) -> list[tuple[int, int]]:
     """The offsets and lengths at the start of a GUARDED or GUARD body; raises ``ProtocolError``."""
     if writes > CHAIN_WRITES_MAX or writes * _PLACE.size > len(body):
@@ -468,33 +492,3 @@ class Proofs:
         key = secret or b""
         self.producer: Final = hmac.digest(key, b"onepiece producer" + talk, "sha256")
         self.owner: Final = hmac.digest(key, b"onepiece owner" + talk, "sha256")
-
-
-_REASONS: Final[Mapping[int, type[TransportError]]] = {
-    1: HandshakeRefused,
-    2: AuthenticationFailed,
-    3: LayoutMismatch,
-    4: UnknownRegion,
-    5: IdentityRefused,
-    16: PeerLost,
-    17: SessionFenced,
-    18: ProtocolError,
-}
-_CODES: Final = {kind: code for code, kind in _REASONS.items()}
-
-
-def reason_frame(kind: Kind, error: TransportError) -> bytes:
-    """A REFUSED or ENDED frame, whole."""
-    default = HandshakeRefused if kind is Kind.REFUSED else PeerLost
-    code = _CODES.get(type(error), _CODES[default])
-    text = str(error).encode()[:REASON_BYTES_MAX]
-    return frame(kind, body=len(text), a=code) + text
-
-
-def parse_reason(header: Header, body: memoryview) -> TransportError:
-    """The error that a REFUSED or ENDED frame tells."""
-    default = HandshakeRefused if header.kind == Kind.REFUSED else PeerLost
-    error = _REASONS.get(header.a, default)
-    if issubclass(error, HandshakeRefused) is not (header.kind == Kind.REFUSED):
-        error = default
-    return error(str(body, "utf-8", "replace"))

@@ -31,13 +31,14 @@ from transports.errors import (
     TransportError,
     UnknownRegion,
 )
-from transports.memory import Accept, Accepted, Options, Region
+from transports.memory import Accept, Accepted, Claimant, Options, Region
 from transports.operations import Bytes
 from transports.region_memory import RegionMemory
 from transports.sessions import Ending
 from transports.tcp_frames import FrameReader, Header, Kind
 from transports.tcp_pulls import Pulls
 from transports.tcp_pulse import Pulse
+from transports.tcp_reasons import reason_frame
 from transports.tcp_wire import Wire
 
 _LOG: Final = logging.getLogger(__name__)
@@ -80,8 +81,10 @@ class TcpRegion(Region):
         on_notify: Callable[[], None],
         on_session_lost: Callable[[int], None],
         on_closed: Callable[[], object],
+        claimant: Claimant | None = None,
     ) -> None:
         self.memory = memory
+        self.claimant = claimant
         self.accept = accept
         self.notify = on_notify
         self.nudges = 0
@@ -174,6 +177,8 @@ class OwnerSession:
     writes_itself = False
     """The producer can write to the region's memory without this process."""
     welcome_flags = 0
+    executes = True
+    """This processor carries out the session's operations, and so claims too."""
 
     def __init__(self, house: House, peer: str) -> None:
         self._house = house
@@ -306,7 +311,7 @@ class OwnerSession:
     def _tell(self, kind: Kind, error: TransportError) -> None:
         self._timer.cancel()
         self._pulse.stop()
-        self.wire.send([frames.reason_frame(kind, error)])
+        self.wire.send([reason_frame(kind, error)])
         self.wire.finish_sending()
         self.wire.resume_receiving()
         self._timer = self._loop.call_later(_LINGER_SECONDS, self.close)
@@ -376,10 +381,11 @@ class OwnerSession:
         self._timer.cancel()
         self._region, self._memory, self._number = region, region.memory, accepted.session
         self._expect(frames.OWNER_EXPECTS_OPERATIONS, self._operation)
+        claims = frames.CLAIMS if self.executes and region.claimant is not None else 0
         body = proofs.owner + accepted.welcome
         header = frames.frame(
             Kind.WELCOME,
-            flags=self.welcome_flags,
+            flags=self.welcome_flags | claims,
             body=len(body),
             a=accepted.session,
             b=region.memory.size_bytes,
@@ -421,6 +427,8 @@ class OwnerSession:
             self._answer(header, memory.compare_and_swap(header.a, header.b, header.c))
         elif kind == Kind.ADD:
             self._answer(header, memory.fetch_and_add(header.a, header.b))
+        elif kind == Kind.CLAIM:
+            self._claim(header, memory)
         elif kind == Kind.FLUSH:
             self._answer(header, 0)
         elif kind == Kind.LISTEN:
@@ -456,6 +464,13 @@ class OwnerSession:
         self._answers.append(answer)
         self._answers.append(data)
         self._answer_bytes += len(data)
+
+    def _claim(self, header: Header, memory: RegionMemory) -> None:
+        assert self._region is not None
+        if self._region.claimant is None:
+            raise ProtocolError("a claim where the owner has not said that it executes any")
+        claimed = self._region.claimant(memory.view, self._number, header.a)
+        self._answers.append(frames.claimed_frame(header.tag, claimed, self._nudges))
 
     def _answer(self, header: Header, word: int) -> None:
         self._answers.append(frames.frame(Kind.WORD, tag=header.tag, a=word, b=self._nudges))

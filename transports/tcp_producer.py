@@ -10,7 +10,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from attrs import define, evolve
 
@@ -26,11 +26,12 @@ from transports.errors import (
     TransportError,
 )
 from transports.memory import Atomics, Capabilities, Options, RemoteMemory
-from transports.operations import EXPIRED, Bytes, Chain, CompareAndSwap, Expired, Guarded
+from transports.operations import EXPIRED, Bytes, Chain, Claim, Claimed, CompareAndSwap, Expired, Guarded
 from transports.sessions import Ending
 from transports.tcp_frames import FrameReader, Header, Kind
 from transports.tcp_pulls import Lending
 from transports.tcp_pulse import Pulse
+from transports.tcp_reasons import parse_reason
 from transports.tcp_wire import Wire
 
 CAPABILITIES: Final = Capabilities(
@@ -44,16 +45,17 @@ CAPABILITIES: Final = Capabilities(
 )
 
 _TAGS: Final = 1 << 32
-_SWAPS_ALONE: Final = 8
-"""How many large chains wait for their swap's outcome after one was sent in vain."""
+_Answer: TypeAlias = Bytes | int | Claimed
 
 
 @define(eq=False)
 class _Question:
     """An operation that waits for its answer."""
 
-    answer: asyncio.Future[Bytes | int]
+    answer: asyncio.Future[_Answer]
     deadline: float
+    kind: Kind
+    """Of the frame that answers it."""
     data: bytearray | None = None
     """Where a read's bytes go."""
 
@@ -85,7 +87,6 @@ class TcpMemory(RemoteMemory):
         self._listens = False
         self._nudged: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
-        self._swaps_alone = 0
         self._lending = Lending(self._send, lambda: self.wire.has_room)
         self._idle = True
         self._pulse = Pulse(options.silence_seconds, on_check=self._check, on_silence=self._silent)
@@ -126,8 +127,7 @@ class TcpMemory(RemoteMemory):
     async def _read(self, offset: int, length: int) -> Bytes:
         await self._wait_for_room()
         data = bytearray(length)
-        question = self._ask(lambda tag: [frames.frame(Kind.READ, tag=tag, a=offset, b=length)], data)
-        await question
+        await self._ask(Kind.DATA, lambda tag: [frames.frame(Kind.READ, tag=tag, a=offset, b=length)], data)
         return data
 
     async def compare_and_swap(self, swap: CompareAndSwap) -> int | Expired:
@@ -144,30 +144,26 @@ class TcpMemory(RemoteMemory):
         await self._wait_for_room()
         return await self._ask_word(lambda tag: [frames.frame(Kind.ADD, tag=tag, a=offset, b=addend)])
 
+    async def claim(self, claim: Claim) -> Claimed:
+        """Have the owner reserve; it knows for which session by the connection."""
+        await self._wait_for_room()
+        claimed = await self._ask(
+            Kind.CLAIMED, lambda tag: [frames.frame(Kind.CLAIM, tag=tag, a=claim.length)]
+        )
+        assert isinstance(claimed, Claimed)
+        return claimed
+
     async def post(self, chain: Chain) -> None:
         """Queue the writes in order; waits first while the queue is full."""
         await self._wait_for_room()
         self._send(frames.chain_frames(chain))
 
     async def guarded(self, guarded: Guarded) -> int | Expired:
-        """Swap and, if it took place, the chain: sent in one go, without waiting for the swap's outcome.
-
-        After a large chain was sent in vain, the next swaps of large chains go ahead alone.
-        """
-        large = sum([write.length for write in guarded.chain.writes]) > frames.GUARDED_FRAME_BYTES_MAX
-        if large and self._swaps_alone:
-            self._swaps_alone -= 1
-            found = await self.compare_and_swap(guarded.swap)
-            if found == guarded.swap.expected:
-                await self.post(guarded.chain)
-            return found
+        """Swap and, if it took place, the chain: sent in one go, without waiting for the swap's outcome."""
         await self._wait_for_room()
         if time.monotonic() > guarded.swap.not_after:
             return EXPIRED
-        found = await self._ask_word(lambda tag: frames.guarded_frames(tag, guarded))
-        if large and found != guarded.swap.expected:
-            self._swaps_alone = _SWAPS_ALONE
-        return found
+        return await self._ask_word(lambda tag: frames.guarded_frames(tag, guarded))
 
     async def flush(self) -> None:
         """Return when all that was posted before has landed."""
@@ -202,19 +198,19 @@ class TcpMemory(RemoteMemory):
         self._lending.withdraw(key)
 
     async def _ask_word(self, build: Callable[[int], Sequence[Bytes]]) -> int:
-        word = await self._ask(build)
+        word = await self._ask(Kind.WORD, build)
         assert isinstance(word, int)
         return word
 
     def _ask(
-        self, build: Callable[[int], Sequence[Bytes]], data: bytearray | None = None
-    ) -> asyncio.Future[Bytes | int]:
+        self, kind: Kind, build: Callable[[int], Sequence[Bytes]], data: bytearray | None = None
+    ) -> asyncio.Future[_Answer]:
         tag = self._next_tag
         self._next_tag = (tag + 1) % _TAGS
         assert tag not in self._questions
-        answer: asyncio.Future[Bytes | int] = self._loop.create_future()
+        answer: asyncio.Future[_Answer] = self._loop.create_future()
         deadline = self._loop.time() + self._options.operation_timeout_seconds
-        self._questions[tag] = _Question(answer, deadline, data)
+        self._questions[tag] = _Question(answer, deadline, kind, data)
         self._send(build(tag))
         return answer
 
@@ -281,6 +277,7 @@ class TcpMemory(RemoteMemory):
         for question in questions.values():
             if not question.answer.done():
                 question.answer.set_exception(self._ending.error())
+                question.answer.exception()  # perhaps who has asked has gone
         self.has_room()
         self._wake()
 
@@ -335,14 +332,18 @@ class TcpMemory(RemoteMemory):
         self._session = header.a
         self._welcome = bytes(body[frames.PROOF_BYTES :])
         guarded_bytes_max = min(header.c, frames.GUARDED_BYTES_MAX)
-        self._capabilities = evolve(self._capabilities, guarded_bytes_max=guarded_bytes_max)
+        self._capabilities = evolve(
+            self._capabilities,
+            guarded_bytes_max=guarded_bytes_max,
+            claims=bool(header.flags & frames.CLAIMS),
+        )
         self._expect(frames.PRODUCER_EXPECTS_ANSWERS, self._answered)
         if not self._opened.done():  # else who opened it has given up, and is about to close it
             self._opened.set_result(None)
 
     def _refused(self, header: Header, body: memoryview) -> None:
         if header.kind == Kind.REFUSED:
-            raise frames.parse_reason(header, body)
+            raise parse_reason(header, body)
 
     def _expect(self, bounds: frames.Bounds, handle: Callable[[Header, memoryview], None]) -> None:
         self._reader.bounds = bounds
@@ -356,6 +357,8 @@ class TcpMemory(RemoteMemory):
             self._complete(header, header.a)
         elif kind == Kind.DATA:
             self._complete(header, b"")
+        elif kind == Kind.CLAIMED:
+            self._complete(header, frames.parse_claimed(header, body))
         elif kind == Kind.NUDGE:
             self._nudges_known = max(self._nudges_known, header.b)
             self._listens = False
@@ -363,13 +366,13 @@ class TcpMemory(RemoteMemory):
         elif kind == Kind.PULL:
             self._lending.asked(header)
         elif kind == Kind.ENDED:
-            raise frames.parse_reason(header, body)
+            raise parse_reason(header, body)
         else:
             assert kind == Kind.BEAT, f"no answer is {header}"
 
-    def _complete(self, header: Header, answer: Bytes | int) -> None:
+    def _complete(self, header: Header, answer: _Answer) -> None:
         question = self._questions.pop(header.tag, None)
-        if question is None or isinstance(answer, int) is not (question.data is None):
+        if question is None or question.kind != header.kind:
             raise ProtocolError(f"an answer with tag {header.tag}, to which no such question is open")
         self._nudges_seen = header.b
         self._nudges_known = max(self._nudges_known, header.b)

@@ -24,7 +24,7 @@ from transports._libucp import UcpError, UcpMissingError, load
 from transports.address import Address
 from transports.device_memory import DeviceError, DeviceMemory
 from transports.errors import ConnectFailed, DeviceUnreachable, ListenFailed, UnknownScheme
-from transports.memory import Accept, Keeper, Listener, Options, Region, RemoteMemory
+from transports.memory import Accept, Claimant, Keeper, Listener, Options, Region, RemoteMemory
 from transports.region_memory import RegionMemory
 from transports.tcp import TcpListener, TcpTransport
 from transports.tcp_producer import TcpMemory
@@ -110,6 +110,7 @@ class UcxListener(TcpListener):
         on_session_lost: Callable[[int], None],
         device: DeviceMemory | None = None,
         keeper: Keeper | None = None,
+        claimant: Claimant | None = None,
     ) -> Region:
         """Serve zeroed memory under ``name``; raises ``ValueError`` if the name is taken."""
         if device is not None and keeper is None:
@@ -123,6 +124,7 @@ class UcxListener(TcpListener):
             on_notify=on_notify,
             on_session_lost=on_session_lost,
             device=device,
+            claimant=claimant,
         )
         assert isinstance(region, UcxRegion)
         region.keeper = keeper

@@ -100,6 +100,8 @@ class VerbsRegion(TcpRegion):
 class VerbsOwnerSession(OwnerSession):
     """A connection whose producer's adapter writes beside it."""
 
+    executes = False
+
     def __init__(self, house: VerbsHouse, peer: str) -> None:
         super().__init__(house, peer)
         self._place_of_packets = house.place

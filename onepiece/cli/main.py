@@ -31,6 +31,7 @@ BENCHES: Final = {
     "delivery": "onepiece.cli.bench_delivery",
     "admission": "onepiece.cli.bench_admission",
     "moves": "onepiece.cli.bench_moves",
+    "senders": "onepiece.cli.bench_senders",
 }
 
 

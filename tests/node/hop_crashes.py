@@ -35,7 +35,7 @@ from transports import (
     Transport,
     transport_for,
 )
-from transports.operations import Chain, CompareAndSwap, Expired
+from transports.operations import Chain, Claim, Claimed, CompareAndSwap, Expired
 from transports.testing.forwarding import ForwardingMemory
 
 WORKFLOWS = "tests.node.hop_stages"
@@ -304,6 +304,13 @@ class TrappedMemory(ForwardingMemory):
         if found == swap.expected:
             await self._reach("reserved")
         return found
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Reserve."""
+        claimed = await self._inner.claim(claim)
+        if claimed.taken:
+            await self._reach("reserved")
+        return claimed
 
     async def post(self, chain: Chain) -> None:
         """Write and commit; the last write of a chain that notifies is the commit word."""

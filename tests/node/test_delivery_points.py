@@ -17,7 +17,7 @@ from onepiece.client import Client
 from onepiece.messages import STORE
 from onepiece.runtime.counts import ASKED, CHECKPOINT, PEER_LOST
 from tests.node import hop_stages
-from tests.node.hop_crashes import HopSet, Trap, open_hop_set, set_trap
+from tests.node.hop_crashes import LEASE_SECONDS, HopSet, Trap, open_hop_set, set_trap
 from tests.node.proxy_set import until
 
 REQUEST_SECONDS = 40.0
@@ -42,6 +42,15 @@ class Case:
     def runs(self) -> dict[str, int]:
         """By stage."""
         return {"draw": self.draw, "refine": self.refine, "render": self.render}
+
+    @property
+    def lease_seconds(self) -> float:
+        """Longer where the sender may find that its message is lost, after the two seconds of its patience.
+
+        Were the receiver declared dead in the same moment, sender and owner would both have the message sent
+        again, perhaps to two actors.
+        """
+        return LEASE_SECONDS + 1.5 if self.dies == "receiver" else LEASE_SECONDS
 
     def __str__(self) -> str:
         hop = f"{self.source} to {self.target.removeprefix('@')}"
@@ -148,7 +157,7 @@ async def test_death_at_each_moment_of_a_hop(
     """The request finishes, with the right result; no stage runs more often than what was lost asks for."""
     trap = Trap(case.moment, case.source, case.target)
     set_trap(trap, monkeypatch)
-    async with open_hop_set(tmp_path, trap, case.workflow) as a_set:
+    async with open_hop_set(tmp_path, trap, case.workflow, lease_seconds=case.lease_seconds) as a_set:
         urls = [a_set.living[name].node.http for name in ("proxy-1", "proxy-2")]
         async with onepiece.connect(",".join(str(url) for url in urls)) as client:
             async with asyncio.timeout(REQUEST_SECONDS), asyncio.TaskGroup() as tasks:

@@ -11,6 +11,7 @@ from transports.operations import (
     EXPIRED,
     Bytes,
     Chain,
+    Claim,
     CompareAndSwap,
     Expired,
     Fence,
@@ -26,7 +27,7 @@ from transports.operations import (
     Store,
     Write,
 )
-from transports.ring import Consumer, Delivery, Geometry, Producer
+from transports.ring import Claims, Consumer, Delivery, Geometry, Producer
 from transports.ring.invariants import broken
 
 LEASE_SECONDS = 10.0
@@ -52,7 +53,7 @@ class Session:
 class Inbox:
     """A consumer, its region and everybody who is connected to it."""
 
-    def __init__(self, geometry: Geometry, *, guarded: bool = False) -> None:
+    def __init__(self, geometry: Geometry, *, guarded: bool = False, claims: bool = False) -> None:
         self.geometry = geometry
         self.memory = bytearray(geometry.region_bytes)
         self.view = memoryview(self.memory)
@@ -76,6 +77,7 @@ class Inbox:
         """Called when something was pulled, before the consumer gets it."""
         self.now = 0.0
         self._guarded = guarded
+        self._claims = claims
         self.own(self.consumer.initialise())
 
     # The consumer's side.
@@ -153,6 +155,7 @@ class Inbox:
             first_number=first_number,
             lease_seconds=LEASE_SECONDS,
             guarded_bytes_max=1 << 20 if self._guarded else 0,
+            claims=self._claims,
         )
         session = self.sessions[number] = Session(producer, number)
         return session
@@ -201,6 +204,8 @@ class Inbox:
                 if found == swap.expected:
                     self._post(session, chain.writes)
                 return found
+            case Claim(length):
+                return Claims(self.geometry)(self.view, session.number, length)
             case Chain(writes):
                 return self._post(session, writes)
             case Put():

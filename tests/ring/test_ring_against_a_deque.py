@@ -39,12 +39,13 @@ class RingAgainstDeque(RuleBasedStateMachine):
         guarded=st.booleans(),
         start=st.integers(0, 6),
         apart=st.booleans(),
+        claims=st.booleans(),
     )
-    def open(self, slots: int, granules: int, guarded: bool, start: int, apart: bool) -> None:
+    def open(self, slots: int, granules: int, guarded: bool, start: int, apart: bool, claims: bool) -> None:
         """Any small ring, also one whose counters are about to wrap, or whose payload lies apart."""
         payload_bytes = max(granules, 2 if apart else 1) * 64
         geometry = Geometry(slots, payload_bytes, len(NAMES) + 2, 64 if apart else 0)
-        self.inbox = Inbox(geometry, guarded=guarded)
+        self.inbox = Inbox(geometry, guarded=guarded, claims=claims)
         sequence = -start % geometry.sequence_modulus
         end = -start % geometry.granule_modulus
         self._start_at(sequence << 28 | end)

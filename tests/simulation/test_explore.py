@@ -20,6 +20,8 @@ SMALL = [
     Setting(((1,), (2,)), crashes=1),
     Setting(((1,), (2,)), crashes=1, guarded=True, near_wrap=True),
     Setting(((1, 1), (2,)), slots=3),
+    Setting(((1,), (2,)), crashes=1, claims=True),
+    Setting(((1, 1), (2,)), slots=3, guarded=True, claims=True),
     Setting(((1, 2), (3,)), crashes=1, torn_reads=True),
     Setting(((1,), (1,), (1,))),
     Setting(((1,), (1, 1, 1)), granules=4, moduli=(4, 8)),
@@ -74,8 +76,8 @@ def test_what_is_sealed_is_taken_over() -> None:
 
 
 def test_mutants_are_the_ones_that_the_specification_names() -> None:
-    """Ten of the ring, four of what is pulled and two of regions that are retired; each once."""
-    assert len({mutant.name for mutant in MUTANTS}) == 19
+    """Those of the ring, of what is pulled, of payloads apart, of retired regions, of claims; each once."""
+    assert len({mutant.name for mutant in MUTANTS}) == 23
 
 
 def test_a_trace_is_a_path_from_the_start() -> None:

@@ -117,6 +117,23 @@ async def test_killed_at_each_step(place: Address, step: str) -> None:
         assert receiver.poll_nowait() is None
 
 
+async def test_killed_behind_its_claim(place: Address) -> None:
+    """As behind a swap: who dies between a claim and what it is for holds nobody up, and all arrive."""
+    count, number = 8, 3
+    seen: Counter[str] = Counter()
+    flags = ("--rival", "--number", str(number), "--step", "behind the swap")
+    async with serving(place, STRICT) as receiver:
+        async with producing(receiver, "dying", count, *flags) as dying:
+            assert await dying.wait() == -signal.SIGKILL
+        async with producing(receiver, "living", count) as living:
+            await take(receiver, {"dying": number, "living": count}, seen)
+            assert await living.wait() == 0
+        async with producing(receiver, "dying", count) as reborn:
+            await take(receiver, {"dying": count}, seen)
+            assert await reborn.wait() == 0
+        assert receiver.poll_nowait() is None
+
+
 @pytest.mark.parametrize("step", ["behind the swap", "behind the payload", "behind the slot"])
 async def test_stopped_past_its_lease(place: Address, step: str) -> None:
     """A producer stopped past the lease is fenced; continued, it writes nowhere, and sends again."""

@@ -28,6 +28,7 @@ from transports.introductions import Hello
 from transports.operations import Chain, Write
 from transports.tcp import TcpTransport
 from transports.tcp_frames import Introduction, Kind
+from transports.tcp_reasons import parse_reason
 from transports.testing import Setting, until
 from transports.testing.setting import Stage, raised, staged
 
@@ -63,7 +64,7 @@ class Stranger:
             reader.received(len(data))
             for header, body in reader.frames():
                 if header.kind in {Kind.REFUSED, Kind.ENDED}:
-                    reason = frames.parse_reason(header, body)
+                    reason = parse_reason(header, body)
         return reason
 
     async def enter(self) -> None:
@@ -139,6 +140,8 @@ async def test_strangers_are_told_and_shown_out(
         (frames.frame(Kind.GUARDED, writes=99, body=4) + b"four", "cannot name 99"),
         (frames.frame(Kind.WELCOME), "WELCOME"),
         (frames.frame(Kind.HELLO), "HELLO"),
+        (frames.frame(Kind.CLAIM, a=64), "has not said that it executes any"),
+        (frames.frame(Kind.CLAIM, a=64, body=8) + bytes(8), "at most 0"),
     ],
 )
 async def test_hostile_members_change_nothing(said: bytes, expected: str) -> None:

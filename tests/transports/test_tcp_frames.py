@@ -19,8 +19,9 @@ from transports.errors import (
     TransportError,
     UnknownRegion,
 )
-from transports.operations import Bytes, Chain, CompareAndSwap, Guarded, Write
+from transports.operations import Bytes, Chain, Claimed, CompareAndSwap, Guarded, Write
 from transports.tcp_frames import FrameReader, Header, Introduction, Kind
+from transports.tcp_reasons import parse_reason, reason_frame
 
 BYTES = st.binary(max_size=300)
 
@@ -252,7 +253,29 @@ def test_endings_come_back(error: type[TransportError]) -> None:
 def crossed(kind: Kind, error: TransportError) -> tuple[type[TransportError], str]:
     """What the other side is told."""
     region = Region({kind: frames.REASON_BYTES_MAX})
-    region.feed(frames.reason_frame(kind, error), whole())
+    region.feed(reason_frame(kind, error), whole())
     ((header, body),) = region.frames
-    told = frames.parse_reason(header, memoryview(body))
+    told = parse_reason(header, memoryview(body))
     return type(told), str(told)
+
+
+@given(
+    words=st.tuples(*[st.integers(0, (1 << 64) - 1)] * 3), taken=st.booleans(), nudges=st.integers(0, 1 << 63)
+)
+def test_answers_to_claims_come_back(words: tuple[int, int, int], taken: bool, nudges: int) -> None:
+    """What the owner found is what the producer reads, and the nudges beside it."""
+    region = Region(frames.PRODUCER_EXPECTS_ANSWERS)
+    region.feed(frames.claimed_frame(5, Claimed(*words, taken=taken), nudges), whole())
+    ((header, body),) = region.frames
+    assert frames.parse_claimed(header, memoryview(body)) == Claimed(*words, taken=taken)
+    assert (header.tag, header.b) == (5, nudges)
+
+
+@pytest.mark.parametrize("body", [b"", bytes(7)])
+def test_half_an_answer_to_a_claim_is_none(body: bytes) -> None:
+    """A length that no such answer has is an error."""
+    region = Region(frames.PRODUCER_EXPECTS_ANSWERS)
+    region.feed(frames.frame(Kind.CLAIMED, body=len(body)) + body, whole())
+    ((header, found),) = region.frames
+    with pytest.raises(ProtocolError, match=f"a body of {len(body)} bytes"):
+        frames.parse_claimed(header, memoryview(found))

@@ -8,6 +8,10 @@ Promises of this half:
   room was computed. The head may be older: it only moves forward, so an old one is pessimistic. It
   must not be so old that the counters have wrapped in between; therefore a snapshot is used for
   half a lease at most (``CompareAndSwap.not_after``).
+* *Lost once at most, where the owner executes claims.* Who has lost a swap, or has waited for room, has the
+  owner reserve (``Claim``), which nobody can win before it. So others cost a message one round trip at most,
+  whatever their number. While they go on sending, the next messages are claimed at once: a claim is an
+  answer away from its payload, but no payload is sent in vain.
 * *Whole or not at all.* Payload, slot and commit word are posted as one ordered chain behind the
   swap. If the producer dies in between, the slot stays uncommitted and the consumer recovers it.
 
@@ -27,11 +31,13 @@ from typing import Final, cast
 
 from xxhash import xxh3_64
 
-from transports.errors import MessageTooLarge, RingFull
+from transports.errors import MessageTooLarge, ProtocolError, RingFull
 from transports.operations import (
     EXPIRED,
     Bytes,
     Chain,
+    Claim,
+    Claimed,
     CompareAndSwap,
     Content,
     Guarded,
@@ -76,6 +82,7 @@ class Producer:
         first_number: how many of this identity's messages the consumer has had already.
         lease_seconds: after which the consumer may suspect a producer that does not commit.
         guarded_bytes_max: largest chain that may ride behind a swap; 0 where that is not supported.
+        claims: the owner executes claims.
     """
 
     hash_after_post_bytes: int = 1 << 16
@@ -83,6 +90,9 @@ class Producer:
     piece_bytes: int = 2 << 20
     """A longer payload is posted and hashed by pieces of this length, so that the wire never waits for
     the hash of more than one."""
+    quiet_claims: int = 4
+    """So many claims in a row that find the tail as this producer left it end the claiming: its swaps would
+    have won."""
 
     def __init__(
         self,
@@ -93,6 +103,7 @@ class Producer:
         first_number: int,
         lease_seconds: float,
         guarded_bytes_max: int = 0,
+        claims: bool = False,
     ) -> None:
         assert lease_seconds > 0
         assert 0 < generation <= GENERATION_MAX
@@ -101,6 +112,9 @@ class Producer:
         self._generation_bits = generation << 32
         self._snapshot_seconds = lease_seconds / 2
         self._guarded_bytes_max = guarded_bytes_max
+        self._claims = claims
+        self._claims_due = 0
+        """How many reservations more are claimed, unless others are seen to send."""
         self._snapshot = Read(TAIL_OFFSET, geometry.delivered_offset(session) + 8 - TAIL_OFFSET)
         self._session_delivered_at = _DELIVERED_AT + (session - 1) * 8
         self._tail = 0
@@ -145,33 +159,44 @@ class Producer:
             RingFull: no room, and ``wait`` is false.
 
         Closing the program while it rests at a ``Read`` or a ``Pause`` leaves nothing behind. Closing
-        it at a swap or a chain leaves the session ``in_doubt``: open a new one.
+        it at a swap, a claim or a chain leaves the session ``in_doubt``: open a new one.
         """
         message = self._prepare(tuple(payload), kind, flags, pull=pull, head=head)
+        tail = yield from self._reserve(message, now, wait=wait)
+        if not message.guarded:
+            yield from self._post(message, tail)
+        self._in_doubt = False
+        self.next_number = message.number + 1
+        return message.number
+
+    def _reserve(self, message: "Message", now: float, *, wait: bool) -> Program[int]:
+        """The tail that was replaced; what is ``guarded`` has been posted behind it."""
         contended = 0
         while True:
-            tail, reserved, now = yield from self._find_room(message.length, now, wait=wait)
-            swap = CompareAndSwap(TAIL_OFFSET, tail, reserved, self._usable_until)
+            room = None
+            if not self._claims_due:
+                tail, room, now = yield from self._find_room(message.length, now, wait=wait)
+            if room is None:
+                message.guarded = False
+                tail, self._tail = yield from self._claim(message.length, now, wait=wait)
+                return tail
+            swap = CompareAndSwap(TAIL_OFFSET, tail, room, self._usable_until)
             self._in_doubt = True
             if message.guarded:
                 found = yield Guarded(swap, Chain(self._writes(message, tail)))
             else:
                 found = yield swap
             if found == tail:
-                break
+                self._tail = room
+                return tail
             self._in_doubt = False
             contended += 1
             if found is EXPIRED:
                 self._usable_until = _NEVER
             else:
                 self._tail = found
+                self._claim_next(self.quiet_claims)
             now = yield Pause(PauseReason.CONTENDED, contended)
-        self._tail = reserved
-        if not message.guarded:
-            yield from self._post(message, tail)
-        self._in_doubt = False
-        self.next_number = message.number + 1
-        return message.number
 
     def _prepare(
         self, payload: tuple[Content, ...], kind: int, flags: int, *, pull: bool, head: Bytes
@@ -196,7 +221,7 @@ class Producer:
             message.hashed = (head,)
             message.payload_hash = self._hash_payload(message.hashed)
             return message
-        message.guarded = length + SLOT_BYTES <= self._guarded_bytes_max
+        message.guarded = not self._claims_due and length + SLOT_BYTES <= self._guarded_bytes_max
         if message.guarded or length < self.hash_after_post_bytes:
             message.payload_hash = self._hash_payload(message.hashed)
         return message
@@ -206,8 +231,8 @@ class Producer:
         yield from self._read(now)
         return self.delivered
 
-    def _find_room(self, length: int, now: float, *, wait: bool) -> Program[tuple[int, int, float]]:
-        """The tail to replace, what to replace it by, and the time."""
+    def _find_room(self, length: int, now: float, *, wait: bool) -> Program[tuple[int, int | None, float]]:
+        """The tail to replace, what to replace it by, and the time; by ``None``: there was no room, claim."""
         full = torn = 0
         fresh = False
         while True:
@@ -227,15 +252,56 @@ class Producer:
             if reserved is not None:
                 return tail, reserved, now
             if fresh:
-                if not wait:
-                    raise RingFull(
-                        f"no room for {length} bytes in an inbox of {self._geometry.slot_count} slots and "
-                        f"{self._geometry.payload_bytes} bytes: wait, or refuse work upstream"
-                    )
                 full += 1
-                now = yield Pause(PauseReason.FULL, full)
+                now = yield from self._wait_for_room(length, full, wait=wait)
+                if self._claims_due:
+                    return tail, None, now
             self._usable_until = _NEVER
             fresh = False
+
+    def _wait_for_room(self, length: int, attempt: int, *, wait: bool) -> Program[float]:
+        if not wait:
+            raise RingFull(
+                f"no room for {length} bytes in an inbox of {self._geometry.slot_count} slots and "
+                f"{self._geometry.payload_bytes} bytes: wait, or refuse work upstream"
+            )
+        # All who wait are woken together: who claims has no need to look again first, nor anything to lose.
+        self._claim_next(1)
+        now: float = yield Pause(PauseReason.FULL, attempt)
+        return now
+
+    def _claim_next(self, count: int) -> None:
+        if self._claims:
+            self._claims_due = max(self._claims_due, count)
+
+    def _claim(self, length: int, now: float, *, wait: bool) -> Program[tuple[int, int]]:
+        """The tail that was replaced, and by what."""
+        full = 0
+        while True:
+            self._in_doubt = True
+            claimed: Claimed = yield Claim(length)
+            quiet = claimed.tail == self._tail
+            self._tail, self._head = claimed.tail, claimed.head
+            self.delivered = max(self.delivered, claimed.delivered)
+            self._usable_until = self._usable(now)
+            if claimed.taken:
+                self._claims_due = self._claims_due - 1 if quiet else self.quiet_claims
+                return claimed.tail, self._taken(claimed, length)
+            self._in_doubt = False
+            full += 1
+            now = yield from self._wait_for_room(length, full, wait=wait)
+
+    def _taken(self, claimed: Claimed, length: int) -> int:
+        """The tail behind a claim that took place."""
+        try:
+            reserved = self._geometry.reserve(claimed.tail, claimed.head, length, self._session)
+        except StaleSnapshot:
+            reserved = None
+        if reserved is None:
+            raise ProtocolError(
+                f"the inbox says that it has reserved {length} bytes where there is no room for them"
+            )
+        return reserved
 
     def _room(self, tail: int, length: int) -> int | None:
         return self._geometry.reserve(tail, self._head, length, self._session)

@@ -13,6 +13,7 @@ docstring says what must hold.
 
 from transports.testing.channel_checks import CHANNEL_CHECKS
 from transports.testing.channel_fault_checks import CHANNEL_FAULT_CHECKS
+from transports.testing.claim_checks import CLAIM_CHANNEL_CHECKS, CLAIM_CHECKS
 from transports.testing.device_checks import DEVICE_CHECKS
 from transports.testing.fake_device import FakeDevice
 from transports.testing.faults import Faults, FaultyTransport
@@ -21,10 +22,20 @@ from transports.testing.memory_checks import REMOTE_MEMORY_CHECKS
 from transports.testing.session_checks import SESSION_CHECKS
 from transports.testing.setting import Check, Maker, Setting, until
 
-ALL_REMOTE_MEMORY_CHECKS: tuple[Check, ...] = (*REMOTE_MEMORY_CHECKS, *SESSION_CHECKS, *LARGE_MEMORY_CHECKS)
+ALL_REMOTE_MEMORY_CHECKS: tuple[Check, ...] = (
+    *REMOTE_MEMORY_CHECKS,
+    *CLAIM_CHECKS,
+    *SESSION_CHECKS,
+    *LARGE_MEMORY_CHECKS,
+)
 """What the operations and the sessions of a transport must do."""
 
-ALL_CHANNEL_CHECKS: tuple[Check, ...] = (*CHANNEL_CHECKS, *CHANNEL_FAULT_CHECKS, *LARGE_CHANNEL_CHECKS)
+ALL_CHANNEL_CHECKS: tuple[Check, ...] = (
+    *CHANNEL_CHECKS,
+    *CHANNEL_FAULT_CHECKS,
+    *CLAIM_CHANNEL_CHECKS,
+    *LARGE_CHANNEL_CHECKS,
+)
 """What a channel over a transport must do, also where the wire misbehaves."""
 
 

@@ -24,14 +24,16 @@ def body_of(number: int) -> bytes:
     return random.Random(number).randbytes(length)  # noqa: S311  # a pattern, no secret
 
 
-async def _send_all(sender: Sender, count: int) -> None:
+async def send_all(sender: Sender, count: int) -> None:
+    """Send so many messages, and wait until they are taken."""
     for number in range(count):
         assert await sender.send(body_of(number)) == number
     await sender.drained()
     assert sender.undelivered() == []
 
 
-async def _receive_all(receiver: Receiver, count: int) -> None:
+async def receive_all(receiver: Receiver, count: int) -> None:
+    """Receive them, each whole and in its turn."""
     for number in range(count):
         delivery = await next_of(receiver)
         assert delivery.number == number
@@ -39,37 +41,39 @@ async def _receive_all(receiver: Receiver, count: int) -> None:
         receiver.release(delivery)
 
 
-async def _traffic(
+async def traffic(
     setting: Setting,
     faults: Faults,
     count: int,
     *,
     leniency: Leniency = LENIENT,
     geometry: Geometry = SMALL,
-) -> None:
+) -> bool:
+    """Send through these faults; returns whether the sender's owner executes claims."""
     transport = FaultyTransport(setting.transport, faults)
     async with inbox(setting, geometry, leniency) as box, box.sender("a", transport=transport) as sender:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_send_all(sender, count))
-            tasks.create_task(_receive_all(box.receiver, count))
+            tasks.create_task(send_all(sender, count))
+            tasks.create_task(receive_all(box.receiver, count))
         assert box.receiver.poll_nowait() is None
+        return transport.sessions[-1].capabilities.claims
 
 
 async def shuffled_pieces_are_whole(setting: Setting) -> None:
     """Writes that land in pieces of 64 bytes in any order are never seen half (fault 43)."""
-    await _traffic(setting, Faults(random.Random(1), shuffle_pieces=True), 60)  # noqa: S311  # a schedule
+    await traffic(setting, Faults(random.Random(1), shuffle_pieces=True), 60)  # noqa: S311  # a schedule
 
 
 async def delays_change_nothing(setting: Setting) -> None:
     """Operations that dawdle change nothing."""
     faults = Faults(random.Random(2), delay_seconds=0.002)  # noqa: S311  # a schedule
-    await _traffic(setting, faults, 40)
+    await traffic(setting, faults, 40)
 
 
 async def cut_connections_are_resumed(setting: Setting) -> None:
     """Connections cut before and behind swaps: each message once, in order, under one identity."""
     faults = Faults(random.Random(3), cut_chance=0.1, remaining=25)  # noqa: S311  # a schedule
-    await _traffic(setting, faults, 120, leniency=STRICT)
+    await traffic(setting, faults, 120, leniency=STRICT)
     assert len(faults.happened) >= 10
     assert "cut behind a swap" in faults.happened
 
@@ -81,7 +85,7 @@ async def idle_cut_is_resumed(setting: Setting) -> None:
     async with inbox(setting) as box, box.sender("a", transport=transport) as sender:
         await sender.send(body_of(0))
         await transport.cut()
-        await _receive_all(box.receiver, 1)
+        await receive_all(box.receiver, 1)
         await sender.drained()
         await transport.cut()
         assert await sender.send(body_of(1)) == 1
@@ -93,7 +97,7 @@ async def flipped_bits_are_never_delivered(setting: Setting) -> None:
     """One bit changed in a payload, slot or commit word: the message comes again, whole (faults 9, 73)."""
     for seed in range(3):
         faults = Faults(random.Random(seed), flip_chance=0.2, remaining=3)  # noqa: S311  # a schedule
-        await _traffic(setting, faults, 30, leniency=STRICT)
+        await traffic(setting, faults, 30, leniency=STRICT)
         assert faults.happened == ["flip"] * 3
 
 
@@ -105,14 +109,14 @@ async def flipped_metadata_is_never_delivered(setting: Setting) -> None:
         remaining=3,
         flips_wanted=lambda write: write.length == 48,
     )
-    await _traffic(setting, faults, 20, leniency=STRICT)
+    await traffic(setting, faults, 20, leniency=STRICT)
     assert faults.happened == ["flip"] * 3
 
 
 async def dropped_writes_are_sent_again(setting: Setting) -> None:
     """Chains that never arrive are found after the lease, and the messages come again."""
     faults = Faults(random.Random(5), drop_chance=0.2, remaining=3)  # noqa: S311  # a schedule
-    await _traffic(setting, faults, 30, leniency=STRICT)
+    await traffic(setting, faults, 30, leniency=STRICT)
     assert faults.happened == ["drop"] * 3
 
 
@@ -127,7 +131,7 @@ async def everything_at_once(setting: Setting) -> None:
         drop_chance=0.02,
         remaining=12,
     )
-    await _traffic(setting, faults, 160, leniency=STRICT)
+    await traffic(setting, faults, 160, leniency=STRICT)
     assert faults.remaining == 0
 
 
@@ -152,8 +156,8 @@ async def stalled_reservation_is_recovered(setting: Setting) -> None:
         assert isinstance(operation, CompareAndSwap)
         assert await memory.compare_and_swap(operation) == operation.expected
         async with box.sender("b") as sender, asyncio.TaskGroup() as tasks:
-            tasks.create_task(_send_all(sender, 20))
-            tasks.create_task(_receive_all(box.receiver, 20))
+            tasks.create_task(send_all(sender, 20))
+            tasks.create_task(receive_all(box.receiver, 20))
         assert box.receiver.fenced[STALLED] >= 1, "the fence was not counted"
         await raised(SessionFenced, memory.read(0, 8))
         await memory.close()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from transports.address import Address
 from transports.channel import open_receiver
 from transports.device_memory import DeviceMemory
-from transports.memory import Accept, Keeper, Listener, Options, Region
+from transports.memory import Accept, Claimant, Keeper, Listener, Options, Region
 from transports.registry import transport_for
 from transports.ring import Geometry
 
@@ -104,6 +104,7 @@ class SteppingListener(Listener):
         on_session_lost: Callable[[int], None],
         device: DeviceMemory | None = None,
         keeper: Keeper | None = None,
+        claimant: Claimant | None = None,
     ) -> Region:
         """Serve memory under ``name``."""
         region = await self._inner.register(
@@ -114,6 +115,7 @@ class SteppingListener(Listener):
             on_session_lost=on_session_lost,
             device=device,
             keeper=keeper,
+            claimant=claimant,
         )
         return SteppingRegion(region, self._trap)
 

@@ -1,8 +1,8 @@
 """Wires that misbehave: a transport around a transport.
 
 What a channel must survive, exactly once, whole and in order: ``shuffle_pieces``, ``delay_seconds``,
-``cut_chance``, ``flip_chance``, ``drop_chance``, in any mixture. Flips and drops stand for broken
-hardware: the ring finds them by its hashes, fences the session, and the message comes again.
+``cut_chance``, ``flip_chance``, ``drop_chance``, ``rival_chance``, in any mixture. Flips and drops stand for
+broken hardware: the ring finds them by its hashes, fences the session, and the message comes again.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from transports.address import Address
 from transports.device_memory import DeviceSpan
 from transports.errors import PeerLost
 from transports.memory import Listener, Options, RemoteMemory, Transport
-from transports.operations import Bytes, Chain, CompareAndSwap, Content, Expired, Put, Write
+from transports.operations import Bytes, Chain, Claim, Claimed, CompareAndSwap, Content, Expired, Put, Write
 from transports.sessions import Ending
 from transports.testing.forwarding import ForwardingMemory
 
@@ -39,8 +39,10 @@ class Faults:
     """One bit of a write arrives changed."""
     drop_chance: float = 0.0
     """A chain of writes never arrives, though later ones do."""
+    rival_chance: float = 0.0
+    """A swap does not take place, as if another producer had been faster."""
     remaining: int = 1 << 30
-    """Cuts, flips and drops still to come."""
+    """Cuts, flips, drops and rivals still to come."""
     flips_wanted: Callable[[Write], bool] = field(default=lambda write: write.length > 0)
     """Which writes a flip may hit."""
     happened: list[str] = field(factory=list)
@@ -101,10 +103,20 @@ class FaultyMemory(ForwardingMemory):
     async def compare_and_swap(self, swap: CompareAndSwap) -> int | Expired:
         """Swap a word; the outcome may be lost with the connection."""
         await self._before()
+        if self._faults.strikes(self._faults.rival_chance, "rival"):
+            return swap.expected ^ 1
         outcome = await self._inner.compare_and_swap(swap)
         if self._faults.strikes(self._faults.cut_chance, "cut behind a swap"):
             await self._cut_now()
         return outcome
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Have the owner reserve; the outcome may be lost with the connection."""
+        await self._before()
+        claimed = await self._inner.claim(claim)
+        if self._faults.strikes(self._faults.cut_chance, "cut behind a claim"):
+            await self._cut_now()
+        return claimed
 
     async def fetch_and_add(self, offset: int, addend: int) -> int:
         """Add to a word."""

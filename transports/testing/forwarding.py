@@ -6,7 +6,7 @@ from attrs import evolve
 
 from transports.device_memory import Device
 from transports.memory import Capabilities, RemoteMemory
-from transports.operations import Bytes, Chain, CompareAndSwap, Expired, Guarded, Put
+from transports.operations import Bytes, Chain, Claim, Claimed, CompareAndSwap, Expired, Guarded, Put
 
 
 class ForwardingMemory(RemoteMemory):
@@ -37,6 +37,10 @@ class ForwardingMemory(RemoteMemory):
     async def compare_and_swap(self, swap: CompareAndSwap) -> int | Expired:
         """Swap a word if it is as expected."""
         return await self._inner.compare_and_swap(swap)
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Have the owner reserve."""
+        return await self._inner.claim(claim)
 
     async def fetch_and_add(self, offset: int, addend: int) -> int:
         """Add to a word."""

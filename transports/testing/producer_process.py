@@ -18,7 +18,7 @@ from transports.address import Address
 from transports.channel import open_sender
 from transports.errors import ConnectFailed, PeerLost
 from transports.memory import Listener, Options, RemoteMemory, Transport
-from transports.operations import Chain, CompareAndSwap, Expired
+from transports.operations import Chain, Claim, Claimed, CompareAndSwap, Expired
 from transports.registry import transport_for
 from transports.ring.layout import SLOT_BYTES
 from transports.testing.forwarding import ForwardingMemory
@@ -46,12 +46,24 @@ class SteppingMemory(ForwardingMemory):
         if self._options.dawdle and self._rng.random() < 0.05:
             await asyncio.sleep(self._rng.random() * self._options.dawdle)
         if self._message + 1 == self._options.number:
+            if self._options.rival:
+                return swap.expected ^ 1
             self._step("before the swap")
         found = await self._inner.compare_and_swap(swap)
         if found == swap.expected:
             self._message += 1
             self._step("behind the swap")
         return found
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Perhaps die on either side of it, as of a swap."""
+        if self._message + 1 == self._options.number:
+            self._step("before the swap")
+        claimed = await self._inner.claim(claim)
+        if claimed.taken:
+            self._message += 1
+            self._step("behind the swap")
+        return claimed
 
     async def post(self, chain: Chain) -> None:
         """One write at a time where a step is wanted."""
@@ -123,6 +135,9 @@ def main() -> None:
     parser.add_argument("count", type=int)
     parser.add_argument("--number", type=int, default=-1)
     parser.add_argument("--step", choices=STEPS)
+    parser.add_argument(
+        "--rival", action="store_true", help="the chosen message loses its swap, and claims its room"
+    )
     parser.add_argument("--longer", type=int, default=0, help="bytes added to each message")
     parser.add_argument("--signal", default="SIGKILL")
     parser.add_argument("--dawdle", type=float, default=0.0)

@@ -9,7 +9,7 @@ from attrs import define, field, frozen
 
 from transports.address import Address
 from transports.device_memory import Device
-from transports.memory import Accepted, Listener, Options, Region, RemoteMemory, Transport
+from transports.memory import Accepted, Claimant, Listener, Options, Region, RemoteMemory, Transport
 
 LIMIT_SECONDS: Final = 20.0
 """How long a check waits for what must come; far above what it takes, so that a slow machine passes."""
@@ -102,8 +102,10 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(setting: Setting, size_bytes: int = 1 << 16) -> AsyncIterator[Stage]:
-    """A listener with a region of this size."""
+async def staged(
+    setting: Setting, size_bytes: int = 1 << 16, claimant: Claimant | None = None
+) -> AsyncIterator[Stage]:
+    """A listener with a region of this size, in which claims are executed if there is somebody who does."""
     diary = Diary()
     async with setting.transport.listen(setting.address, setting.options) as listener:
         region = await listener.register(
@@ -112,5 +114,6 @@ async def staged(setting: Setting, size_bytes: int = 1 << 16) -> AsyncIterator[S
             accept=diary.accept,
             on_notify=diary.on_notify,
             on_session_lost=diary.on_session_lost,
+            claimant=claimant,
         )
         yield Stage(setting, listener, region, diary)
