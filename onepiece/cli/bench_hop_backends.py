@@ -145,7 +145,7 @@ class _Stored(Reply):
         result = await self.proxy.result(self.uid)
         stored = b"".join([piece async for piece in result.read(0, result.total_bytes)])
         await self.proxy.purge(self.uid)
-        return await _Bytes(value_from_bytes(stored)).close()
+        return await _Bytes(np.asarray(value_from_bytes(stored))).close()
 
 
 def _open_runtime(workflow: str) -> Callable[[], AbstractAsyncContextManager[Chain]]:
