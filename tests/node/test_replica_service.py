@@ -252,7 +252,7 @@ async def test_a_value_too_large_to_be_pulled_fails_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy that can never be sent is given up for a while; others go on."""
-    monkeypatch.setattr("onepiece.runtime.outbox.EXPORTED_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("onepiece.runtime.link_opening.EXPORTED_BYTES_MAX", 1 << 20)
     stores = StoreNodes(tmp_path, inbox_bytes=1 << 20)
     async with stores.run_all("a", "b") as (a, b):
         await a.put("large", bytes(2 << 20))
