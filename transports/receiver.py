@@ -87,7 +87,7 @@ class Receiver:
         self._waiters: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._opening = asyncio.Lock()
-        self._pulls = Pulls(leniency, SpareMemory(geometry.payload_bytes))
+        self._pulls = Pulls(leniency, SpareMemory(2 * geometry.payload_bytes))
         self._fencing = False
         self._hashing = False
         self._pulling = False

@@ -288,6 +288,7 @@ BACKENDS: Final[dict[str, Backend]] = {
         ring_backend("ring-tcp", f"tcp://{LOOPBACK}:0?shm=off"),
         ring_backend("ring-tcp-pulled", f"tcp://{LOOPBACK}:0?shm=off", pull_share=PULL_SHARE),
         ring_backend("ring-shm", f"tcp://{LOOPBACK}:0?shm=required"),
+        ring_backend("ring-shm-copied", f"tcp://{LOOPBACK}:0?shm=copy"),
         ring_backend("ring-ucx", f"ucx://{LOOPBACK}:0?require=shm"),
         ring_backend("ring-verbs", f"verbs://{LOOPBACK}:0"),
         *map(engine_backend, ENGINES),

@@ -31,7 +31,7 @@ from transports.verbs_devices import devices_of
 
 _RAW: Final = "raw-sockets"
 _COPY: Final = "memcpy"
-_COMPARED_WITH_COPY: Final = "ring-shm"
+_COMPARED_WITH_COPY: Final = {"ring-shm", "ring-shm-copied"}
 _ROUNDS: Final = 5
 _ROUNDS_QUICK: Final = 2
 _WARM_UP_MESSAGES: Final = 5
@@ -111,7 +111,7 @@ def table_of(rows: Sequence[Row]) -> Table:
     cells: dict[str, dict[tuple[str, int], str]] = {}
     for row in rows:
         ratio = "" if row.ratio_to_raw_sockets is None else f" ({row.ratio_to_raw_sockets:.2f})"
-        if row.backend == _COMPARED_WITH_COPY and row.ratio_to_memcpy is not None:
+        if row.backend in _COMPARED_WITH_COPY and row.ratio_to_memcpy is not None:
             ratio += escape(f" [{row.ratio_to_memcpy:.2f}]")
         digits = 2 if row.unit == "GB/s" else 0
         cells.setdefault(row.backend, {})[row.metric, row.size_bytes] = f"{row.median:.{digits}f}{ratio}"
