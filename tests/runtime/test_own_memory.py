@@ -97,4 +97,12 @@ def test_memory_of_its_own_is_not_copied_if_it_can_be_used_as_it_is() -> None:
     assert copied.flags.owndata
     assert copied.flags.writeable
     assert materialise(_received(array), ARRAY).flags.owndata
-    assert materialise(_received(np.empty((0, 3))), ARRAY, is_own=True).shape == (0, 3)
+
+
+def test_a_tensor_without_elements_arrives_in_memory_of_its_own_too() -> None:
+    """It has no place in the message: there is nothing to lie over."""
+    for dtype in (np.uint8, np.float32, np.complex128):
+        empty = np.empty((0, 3), dtype)
+        for spec in (ARRAY, TENSOR, TypeSpec(Kind.TORCH)):
+            arrived = materialise(_received(empty), spec, is_own=True)
+            assert (tuple(arrived.shape), np.asarray(arrived).dtype) == ((0, 3), empty.dtype)
