@@ -48,6 +48,8 @@ DEFAULT_GEOMETRY: Final = Geometry(slot_count=1024, payload_bytes=64 << 20, sess
 
 _SEAL_SECONDS: Final = 0.001
 """How soon to look again for a payload that has not landed on the device, though its slot has."""
+_NOTHING_CAME: Final = "what they owe did not come"
+_CHANGED: Final = "what they lent is not what they had sent; do not write to it before it has arrived"
 _POLLS_BEFORE_YIELD: Final = 64
 """Deliveries in a row after which ``receive`` lets other tasks run, though more are waiting."""
 
@@ -338,12 +340,14 @@ class Receiver:
     async def _finish(self, poll: RegionRun[RingDelivery | None]) -> None:
         """Pull and fence what a poll wants, until it has found a message or that there is none."""
         region = self._open_region()
+        why = _NOTHING_CAME
         while not poll.finished:
             pulled = None
             if poll.wants_pulled is not None:
                 pulled = await self._pull(poll.wants_pulled)
+                why = _NOTHING_CAME if pulled is None else _CHANGED
             else:
-                _LOG.warning("%s fences %s: what they owe did not come", self.address, poll.wants_fenced)
+                _LOG.warning("%s fences %s: %s", self.address, poll.wants_fenced, why)
                 await region.fence(poll.wants_fenced)
                 self.fenced[STALLED] += len(poll.wants_fenced)
             self._consumer.hashes_here = True

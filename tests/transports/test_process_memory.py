@@ -231,7 +231,9 @@ async def test_a_message_of_very_many_buffers_comes_over_the_connection() -> Non
         assert await ends.pass_through(pieces) == b"".join(pieces)
 
 
-async def test_what_is_changed_while_it_is_lent_is_not_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_changed_while_it_is_lent_is_not_delivered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """What was read is not what was offered: its session ends, and the message comes in the next one."""
     async with joined() as ends:
         body = bytearray(os.urandom(LENGTH))
@@ -251,6 +253,7 @@ async def test_what_is_changed_while_it_is_lent_is_not_delivered(monkeypatch: py
         session = ends.sender._session
         assert await ends.pass_through([body]) == body
         assert ends.sender._session is not session
+    assert "do not write to it before it has arrived" in caplog.text
 
 
 async def test_a_receiver_that_keeps_messages_takes_no_more_memory_than_its_ring() -> None:
