@@ -339,7 +339,9 @@ class OwnerSession:
         self._introduction = frames.parse_hello(header, body)
         ours, theirs = self._house.options.secret is not None, bool(header.flags & frames.SECRET)
         if ours and not theirs:
-            raise AuthenticationFailed("the owner asks for the cluster secret, and the producer has none")
+            raise AuthenticationFailed(
+                "the owner asks for the cluster secret, and the producer has none; give both sides the same"
+            )
         flags = frames.SECRET if ours else 0
         self._send([frames.frame(Kind.CHALLENGE, flags=flags, body=len(self._nonce)) + self._nonce])
         self._expect(frames.OWNER_EXPECTS_PROOF, self._proof)

@@ -318,7 +318,7 @@ class TcpMemory(RemoteMemory):
             raise AuthenticationFailed(
                 f"{self._address} has no cluster secret and we have one; give both sides the same"
                 if secret is not None
-                else f"{self._address} asks for a cluster secret and we have none"
+                else f"{self._address} asks for a cluster secret and we have none; give both sides the same"
             )
         proofs = self._proofs = frames.Proofs(secret, self._introduction, bytes(body))
         self._send([frames.frame(Kind.PROOF, body=len(proofs.producer)) + proofs.producer])

@@ -338,6 +338,15 @@ def certified(*, presents: bool) -> Options:
     )
 
 
+async def test_who_has_not_the_secret_is_told_what_to_do() -> None:
+    """Whether it has another one, or none, or the owner has none."""
+    secret, another, none = Options(secret=b"of this cluster"), Options(secret=b"another"), Options()
+    for owner, producer in ((secret, another), (secret, none), (none, secret)):
+        async with staged(setting(owner)) as stage:
+            work = TcpTransport().connect(stage.region.address, b"", producer)
+            assert "give both sides the same" in str(await raised(AuthenticationFailed, work))
+
+
 async def test_encrypted_session_works() -> None:
     """With certificates on both sides everything works as without, also what is larger than any buffer."""
     async with staged(setting(certified(presents=True)), 8 << 20) as stage:
