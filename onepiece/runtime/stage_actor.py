@@ -297,7 +297,9 @@ class StageActor:
             if stage_task is None:
                 continue  # another worker was quicker, or the stage is being loaded anew
             loaded = self._loaded
-            if await self._execute(stage_task, deliver, tasks):
+            is_dirty = await self._execute(stage_task, deliver, tasks)
+            del stage_task  # it keeps the memory of its inputs, and the next one may be long in coming
+            if is_dirty:
                 await self._load_anew(loaded, tasks)
             self._work.notify()
 

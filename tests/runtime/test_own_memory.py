@@ -1,6 +1,7 @@
 """Inputs that come in memory of their own: arrays over it, which stay what they were whatever comes later."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from onepiece import StageContext, stage, workflow
 from onepiece.codec import materialise, pack, unpack
 from onepiece.types import Kind, TypeSpec
 from tests.runtime.actor_rig import actor_rig
+from transports.testing import until
 
 LENGTH = 200_000
 Array = np.ndarray[Any, Any]
@@ -75,6 +77,23 @@ async def test_nothing_is_copied_on_the_way_to_the_stage() -> None:
     first, *later = [image for image, _ in kept.images]
     assert first.base is None, "the first large message of a session is written into the ring"
     assert all(image.base is not None and image.flags.writeable for image in later)
+
+
+async def test_an_idle_stage_keeps_nothing_of_its_last_inputs() -> None:
+    """Their memory goes back though no other inputs take their place."""
+    async with actor_rig(collecting, scheme="tcp", inbox_bytes=6 * LENGTH) as rigged:
+        for number in range(2):
+            image, other = np.full(LENGTH, number, np.uint8), np.full(9, number, np.int64)
+            await rigged.submit(str(number), image=image, other=other)
+            await rigged.outcome(str(number))
+        lent = kept.images[-1][0]
+        while isinstance(lent, np.ndarray):
+            lent = lent.base
+        message = weakref.ref(lent.obj)
+        del lent
+        assert message() is not None
+        kept.images.clear()
+        await until(lambda: message() is None, "the last message is let go of")
 
 
 ARRAY, TENSOR = TypeSpec(Kind.ARRAY), TypeSpec(Kind.TENSOR)
