@@ -293,14 +293,12 @@ class StageActor:
         while True:
             await self._work.wait_for(self._has_work)
             await self.env.retainer.room()
-            stage_task = self._scheduler.pull() if self._has_work() else None
-            if stage_task is None:
+            if (stage_task := self._scheduler.pull() if self._has_work() else None) is None:
                 continue  # another worker was quicker, or the stage is being loaded anew
             loaded = self._loaded
-            is_dirty = await self._execute(stage_task, deliver, tasks)
-            del stage_task  # it keeps the memory of its inputs, and the next one may be long in coming
-            if is_dirty:
+            if await self._execute(stage_task, deliver, tasks):
                 await self._load_anew(loaded, tasks)
+            del stage_task  # it keeps the memory of its inputs, and the next one may be long in coming
             self._work.notify()
 
     def _has_work(self) -> bool:
