@@ -136,5 +136,5 @@ def _tensor(value: WireTensor, spec: TypeSpec, place: _Place) -> Any:
     native = dtype.newbyteorder("=")
     if not _torch.has_dtype(native.name):
         raise CodecError(f"torch has no dtype {value.dtype}; annotate the parameter as numpy.ndarray")
-    array = numpy_from_buffer(value.dtype, value.shape, buffer)
+    array = numpy_from_buffer(value.dtype, value.shape, buffer, is_own=place.is_own)
     return _torch.from_array(array.astype(native, copy=False), place.device)

@@ -164,9 +164,9 @@ def from_buffer(
     torch = _module()
     dtype = getattr(torch, name)
     source = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
-    stays = device != "cpu" or (is_own and not source.ctypes.data % dtype.itemsize)
+    is_taken_as_it_is = device != "cpu" or (is_own and not source.ctypes.data % dtype.itemsize)
     # Without elements there is nothing to lie over, and torch cannot view what has numpy's stride of 0.
-    if stays and view.nbytes and source.flags.writeable:
+    if is_taken_as_it_is and view.nbytes and source.flags.writeable:
         # Blocks until the copy has taken place, so the view may be given back behind it.
         flat = torch.from_numpy(source).to(device)
     else:

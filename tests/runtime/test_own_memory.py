@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from attrs import define, field
 
-from onepiece import StageContext, stage, workflow
+from onepiece import StageContext, _materialise, stage, workflow
 from onepiece.codec import materialise, pack, unpack
+from onepiece.tensor import numpy_from_buffer
 from onepiece.types import Kind, TypeSpec
 from tests.runtime.actor_rig import actor_rig
 from transports.testing import until
@@ -125,3 +126,19 @@ def test_a_tensor_without_elements_arrives_in_memory_of_its_own_too() -> None:
         for spec in (ARRAY, TENSOR, TypeSpec(Kind.TORCH)):
             arrived = materialise(_received(empty), spec, is_own=True)
             assert (tuple(arrived.shape), np.asarray(arrived).dtype) == ((0, 3), empty.dtype)
+
+
+def test_an_order_of_bytes_that_torch_does_not_have_costs_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that turns them round: from memory of the message's own nothing else is copied first."""
+    torch = pytest.importorskip("torch")
+    array = np.arange(1000, dtype=">f4")
+    made: list[Any] = []
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        made.append(numpy_from_buffer(*arguments, **named))
+        return made[-1]
+
+    monkeypatch.setattr(_materialise, "numpy_from_buffer", noted)
+    tensor = materialise(_received(array), TypeSpec(Kind.TORCH), is_own=True)
+    assert torch.equal(tensor, torch.arange(1000, dtype=torch.float32))
+    assert [each.flags.owndata for each in made] == [False]
